@@ -1,0 +1,1 @@
+"""Command line: runs, plans and inspects jobs, and builds their data."""

@@ -1,0 +1,1 @@
+"""Kubernetes operator: turns a MultimodalTrainingJob into placed, fenced, restartable pods."""
