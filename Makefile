@@ -39,16 +39,16 @@ lint: setup ## Check style, types and import layers
 	$(BIN)/ruff check $(PACKAGES) tests
 	$(BIN)/ruff format --check $(PACKAGES) tests
 	$(BIN)/mypy
-	$(BIN)/lint-imports --cache-dir .cache/import_linter
-
-manifests: setup ## Write the CRD and the JSON schema from the job spec
-	$(BIN)/python -m omni_contract.crd
+	$(BIN)/lint-imports --no-logo --cache-dir .cache/import_linter
 
 verify: setup ## Fail when a generated file differs from what `make manifests` would write
 	$(BIN)/python -m omni_contract.crd --check
 
+manifests: setup ## Write the CRD and the JSON schema from the job spec
+	$(BIN)/python -m omni_contract.crd
+
 clean: ## Remove what the other targets wrote, but keep .venv
-	rm -rf out .cache .ruff_cache
+	rm -rf out .cache
 	find $(PROJECTS) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
