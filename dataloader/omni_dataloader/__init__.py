@@ -1,1 +1,1 @@
-"""Data service of one node: plans, fetches, decodes and serves exactly the samples its ranks consume."""
+"""Data service of one node: plans, fetches, decodes and serves the samples its ranks consume."""
