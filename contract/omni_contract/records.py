@@ -1,0 +1,139 @@
+"""What a run leaves in its folder for people and for `omni`: one JSON document a line."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from omni_contract.spec_model import Modality
+from omni_contract.spec_run import FaultClass, RestartAction
+
+
+class Record(BaseModel):
+    """A frozen line of a record file."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def read_all(cls, path: Path) -> list[Self]:
+        """Every whole line of a file; a line cut short by a kill is left out; no file, no lines."""
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return [cls.model_validate_json(line) for line in lines if line]
+
+
+class LossSum(Record):
+    """A loss as its two addends, so that sums stay exact."""
+
+    loss: float
+    """Sum over loss tokens."""
+    tokens: int
+    """Loss tokens."""
+
+
+class StepRecord(Record):
+    """One optimizer step, as done. Replays of a step after a restart are further lines."""
+
+    step: int
+    attempt: int
+    generation: int
+    time_s: float
+    """Unix time at the end of the step."""
+    step_s: float
+    """Seconds the step took."""
+    loss: float
+    """Global loss over loss tokens."""
+    loss_by: dict[str, LossSum]
+    """By `text` (samples of text alone), `image`, `audio` (samples holding the modality)."""
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    """Sample tokens consumed in this step, modality tokens included, padding not."""
+    tokens_by_modality: dict[Modality, int]
+    tokens_by_source: dict[str, int]
+    weights: dict[str, float]
+    """Mixture weights in force, normalised to 1."""
+    corrupt_samples: int
+    """Samples masked so far."""
+    max_live_encoder_microbatches: int
+    """Most encoder microbatches alive at once on any rank."""
+
+
+class ConsumedSample(Record):
+    """Where one piece of a sample was consumed."""
+
+    microbatch: int
+    source: str
+    epoch: int
+    index: int
+    first_token: int
+    """Offset of the piece in its sample, in tokens; 0 unless a document was cut."""
+    num_tokens: int
+    corrupt: bool = False
+
+
+class ConsumedRecord(Record):
+    """Every sample one rank computed the loss of in one step."""
+
+    step: int
+    attempt: int
+    generation: int
+    rank: int
+    samples: list[ConsumedSample]
+
+
+class RunEvent(Record):
+    """One thing that happened to a run."""
+
+    time_s: float
+    kind: Literal[
+        "started", "fault", "restart", "recovered", "sidecar_restarted", "checkpoint",
+        "checkpoint_failed", "resumed", "completed", "gave_up", "interrupted",
+    ]  # fmt: skip
+    attempt: int
+    generation: int
+    message: str
+    step: int | None = None
+    node: int | None = None
+    rank: int | None = None
+    fault: FaultClass | None = None
+    action: RestartAction | None = None
+    seconds: float | None = None
+
+
+class Progress(Record):
+    """The newest state of one rank, for its supervisor."""
+
+    pid: int
+    attempt: int
+    generation: int
+    phase: Literal["starting", "restoring", "training", "saving", "done"]
+    step: int
+    """Steps finished."""
+    time_s: float
+    """Unix time when phase or step last changed."""
+
+
+class OpSpan(Record):
+    """One operation of a step as executed."""
+
+    op: Literal["LF", "LB", "EF", "EB", "send", "recv", "reduce", "optimizer"]
+    microbatch: int
+    start_s: float
+    """Seconds since the step began on this rank."""
+    end_s: float
+    live: int
+    """Encoder microbatches alive on the rank when it ended."""
+
+
+class RankTrace(Record):
+    """The timeline of one rank in one step."""
+
+    step: int
+    rank: int
+    pp_rank: int
+    dp_rank: int
+    begin_s: float
+    """Unix time of the step's begin."""
+    spans: list[OpSpan]

@@ -1,0 +1,144 @@
+"""`JobSpec`: the `spec` of a MultimodalTrainingJob, parsed once, at the edge."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from omni_contract.base import SpecModel
+from omni_contract.errors import SpecError
+from omni_contract.names import KIND
+from omni_contract.spec_data import CheckpointSpec, DataSpec, StorageSpec
+from omni_contract.spec_model import BatchSpec, Modality, ModelSpec, ParallelismSpec, TrainSpec
+from omni_contract.spec_run import PodTemplateSpec, ResourcesSpec, RestartSpec, TopologySpec
+
+JOB_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
+
+
+class JobSpec(SpecModel):
+    """Everything a user says about a job."""
+
+    model: ModelSpec
+    """What is trained."""
+    batch: BatchSpec
+    """What one step consumes."""
+    train: TrainSpec
+    """How long and how."""
+    parallelism: ParallelismSpec = ParallelismSpec()
+    """How it is spread over ranks."""
+    storage: StorageSpec = StorageSpec()
+    """Where s3:// is."""
+    data: DataSpec
+    """What it reads."""
+    checkpoint: CheckpointSpec
+    """Where it is saved."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """What it runs on."""
+    pod_template: PodTemplateSpec = PodTemplateSpec()
+    """What its pods look like."""
+    topology: TopologySpec = TopologySpec()
+    """How close its pods must be."""
+    restart: RestartSpec = RestartSpec()
+    """What happens after a fault."""
+    queue_name: Annotated[str, Field(max_length=253)] | None = None
+    """Queue of a quota system. Left out: none."""
+    suspend: bool = False
+    """True: end the pods, keep the checkpoint; false again resumes."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    """Seconds after which a finished job is deleted. Left out: never."""
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    """Seconds after which a running job fails. Left out: never."""
+    keep_pods: Literal["None", "Failed", "All"] | None = None
+    """Pods that stay after the job has ended. Left out: those that failed."""
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.data.sources.all(n, self.data.sources[n].parts.all(m, m == 'text' || "
+            "(has(self.model.encoders) && ((m == 'image' && has(self.model.encoders.image)) || "
+            "(m == 'audio' && has(self.model.encoders.audio))))))",
+            "every modality of data.sources needs an encoder in model.encoders",
+        ),
+        (
+            "!has(self.parallelism) || !has(self.parallelism.llm) || "
+            "!has(self.parallelism.llm.pipeline) || "
+            "self.model.llm.layers % self.parallelism.llm.pipeline == 0",
+            "parallelism.llm.pipeline must divide model.llm.layers",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _parts_have_encoders(self) -> Self:
+        encoders = {modality for modality, _ in self.model.encoders.items()}
+        for name, source in self.data.sources.items():
+            for modality, extension in source.parts.items():
+                if modality is not Modality.TEXT and modality not in encoders:
+                    raise ValueError(
+                        f"data.sources.{name}.parts.{modality}: {extension!r} needs an encoder; "
+                        f"add model.encoders.{modality} or take the source out"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _layout_divides(self) -> Self:
+        stages = self.parallelism.llm.pipeline
+        layers = self.model.llm.layers
+        if layers % stages:
+            raise ValueError(
+                f"parallelism.llm.pipeline: {stages} does not divide the {layers} layers of "
+                f"model.llm; use one of {_divisors(layers)}"
+            )
+        ranks = self.resources.nodes * self.resources.ranks_per_node
+        if ranks % stages:
+            raise ValueError(
+                f"parallelism.llm.pipeline: {stages} does not divide the {ranks} ranks "
+                f"(resources.nodes x resources.ranksPerNode); use one of {_divisors(ranks)}"
+            )
+        replicas = ranks // stages
+        per_round = replicas * self.batch.microbatch_sequences
+        if self.batch.global_sequences % per_round:
+            raise ValueError(
+                f"batch.globalSequences: {self.batch.global_sequences} does not divide among "
+                f"{replicas} replicas of {self.batch.microbatch_sequences} sequences a microbatch; "
+                f"use a multiple of {per_round}"
+            )
+        if replicas % self.data.reorder.group_replicas:
+            raise ValueError(
+                f"data.reorder.groupReplicas: {self.data.reorder.group_replicas} does not divide "
+                f"the {replicas} replicas; use one of {_divisors(replicas)}"
+            )
+        return self
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+class JobMetadata(SpecModel):
+    """The part of Kubernetes metadata that a job file may carry here."""
+
+    model_config = {**SpecModel.model_config, "extra": "ignore"}
+
+    name: Annotated[str, Field(pattern=JOB_NAME_PATTERN)]
+    """DNS label of at most 40 characters; pods get it as a prefix."""
+    namespace: Annotated[str, Field(max_length=63)] = "default"
+    """Namespace; `omni run` ignores it."""
+
+
+class Job(SpecModel):
+    """A whole job file."""
+
+    api_version: Literal["megascale-omni.dev/v1alpha1"]
+    """Group and version of the kind."""
+    kind: Literal["MultimodalTrainingJob"]
+    """The kind."""
+    metadata: JobMetadata
+    """Name of the job."""
+    spec: JobSpec
+    """The job."""
+
+    @classmethod
+    def read(cls, raw: Any) -> "Job":
+        """Read a parsed YAML document. Raises SpecError that names every wrong field."""
+        if not isinstance(raw, Mapping):
+            raise SpecError("job", f"expected a mapping with apiVersion, kind {KIND} and spec")
+        return cls.parse(raw, path="")

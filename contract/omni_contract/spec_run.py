@@ -1,0 +1,125 @@
+"""The running part of a job: resources, pods, topology, restarts."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from omni_contract.base import SpecModel
+
+
+class FaultClass(StrEnum):
+    """What went wrong, classified from exit records and states, never from logs."""
+
+    APP_ERROR = "AppError"
+    OOM = "OOM"
+    HANG = "Hang"
+    NODE_LOST = "NodeLost"
+    NODE_TAINTED = "NodeTainted"
+    GPU_HARDWARE = "GpuHardware"
+    DATA_SERVICE = "DataService"
+    RENDEZVOUS = "Rendezvous"
+    PREEMPTED = "Preempted"
+    EVICTED = "Evicted"
+    POD_DELETED = "PodDeleted"
+    START_ERROR = "StartError"
+    PENDING_TIMEOUT = "PendingTimeout"
+    UNKNOWN = "Unknown"
+
+
+class RestartAction(StrEnum):
+    """What is done about a fault, cheapest first."""
+
+    RESTART_IN_PLACE = "RestartInPlace"
+    REPLACE_POD = "ReplacePod"
+    RESTART_GROUP = "RestartGroup"
+    RESTART_JOB = "RestartJob"
+    FAIL_JOB = "FailJob"
+
+
+class ResourcesSpec(SpecModel):
+    """What the job runs on."""
+
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Pods, one a node; `omni run` starts as many groups of processes."""
+    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    """Trainer ranks, and so GPUs, of a node."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA where there is a GPU, else the CPU with gloo."""
+    gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
+    """Name of the extended resource that counts GPUs."""
+    spares: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Running pods without a rank that hold a node for a replacement."""
+
+
+class PodTemplateSpec(SpecModel):
+    """What the user adds to the pods."""
+
+    image: Annotated[str, Field(max_length=512)] | None = None
+    """Trainer image. Left out: the operator's default."""
+    image_pull_secrets: Annotated[
+        list[Annotated[str, Field(max_length=253)]], Field(max_length=16)
+    ] = []
+    """Secrets to pull it with."""
+    priority_class_name: Annotated[str, Field(max_length=253)] | None = None
+    """Priority class of the pods."""
+    env: Annotated[
+        dict[Annotated[str, Field(max_length=128)], Annotated[str, Field(max_length=4096)]],
+        Field(max_length=128),
+    ] = {}
+    """Variables of the trainer container."""
+    node_selector: Annotated[
+        dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]],
+        Field(max_length=64),
+    ] = {}
+    """Labels the nodes must have."""
+    tolerations: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
+    """Taints the pods tolerate, as in a pod."""
+    volumes: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
+    """Volumes added, as in a pod."""
+    volume_mounts: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
+    """Where the trainer mounts them, as in a container."""
+
+
+class TopologySpec(SpecModel):
+    """How close pods must be in the network."""
+
+    reorder_group_within: Annotated[str, Field(max_length=64)] | None = None
+    """Level of the topology one reorder group must share. Left out: none is asked."""
+    job_within: Annotated[str, Field(max_length=64)] | None = None
+    """Level the whole job must share. Left out: none is asked."""
+    on_unsatisfied: Literal["Wait", "Relax", "Fail", "Shrink"] = "Wait"
+    """Wait for room, take a looser placement, fail, or run with fewer replicas."""
+
+
+class FaultSelector(SpecModel):
+    """Faults a rule applies to."""
+
+    class_: Annotated[list[FaultClass], Field(alias="class", min_length=1, max_length=16)]
+    """Classes of fault."""
+
+
+class RestartRule(SpecModel):
+    """One line of the restart policy; the first that matches counts."""
+
+    when: FaultSelector
+    """Which faults."""
+    do: RestartAction
+    """What then. Left to the default table where no rule matches."""
+
+
+class RestartSpec(SpecModel):
+    """What happens after a fault."""
+
+    limit: Annotated[int, Field(ge=0, le=10_000)] = 3
+    """Restarts for faults of the user's program; infrastructure faults do not count."""
+    infrastructure_limit: Annotated[int, Field(ge=0, le=100_000)] = 100
+    """Restarts for all other faults: killed processes, hangs, lost nodes."""
+    no_progress_limit: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Restarts in a row that reach no new step before the job gives up."""
+    hang_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 600
+    """A step may take this long before a rank that stands still counts as hung."""
+    start_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 900
+    """The first step of a generation may take this long: imports, restore, warm-up."""
+    rules: Annotated[list[RestartRule], Field(max_length=32)] = []
+    """Overrides of the default action by fault class."""
