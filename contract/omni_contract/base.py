@@ -77,3 +77,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
         return annotation
     found = (_model_in(arg) for arg in get_args(annotation))
     return next((m for m in found if m is not None), None)
+
+
+def divisors(number: int) -> str:
+    """The divisors of a number, for an error that says which values would work."""
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from omni_contract.base import SpecModel
+from omni_contract.base import SpecModel, divisors
 from omni_contract.errors import SpecError
 from omni_contract.names import KIND
 from omni_contract.spec_data import CheckpointSpec, DataSpec, StorageSpec
@@ -64,6 +64,11 @@ class JobSpec(SpecModel):
             "self.model.llm.layers % self.parallelism.llm.pipeline == 0",
             "parallelism.llm.pipeline must divide model.llm.layers",
         ),
+        (
+            "!has(self.resources) || !has(self.resources.device) || self.resources.device != 'cpu' "
+            "|| (has(self.train.precision) && self.train.precision == 'fp32')",
+            "train.precision must be fp32 where resources.device is cpu",
+        ),
     )
 
     @model_validator(mode="after")
@@ -79,19 +84,27 @@ class JobSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _device_has_precision(self) -> Self:
+        if self.resources.device == "cpu" and self.train.precision == "bf16":
+            raise ValueError(
+                "train.precision: bf16 needs a GPU, but resources.device is cpu; write fp32"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _layout_divides(self) -> Self:
         stages = self.parallelism.llm.pipeline
         layers = self.model.llm.layers
         if layers % stages:
             raise ValueError(
                 f"parallelism.llm.pipeline: {stages} does not divide the {layers} layers of "
-                f"model.llm; use one of {_divisors(layers)}"
+                f"model.llm; use one of {divisors(layers)}"
             )
         ranks = self.resources.nodes * self.resources.ranks_per_node
         if ranks % stages:
             raise ValueError(
                 f"parallelism.llm.pipeline: {stages} does not divide the {ranks} ranks "
-                f"(resources.nodes x resources.ranksPerNode); use one of {_divisors(ranks)}"
+                f"(resources.nodes x resources.ranksPerNode); use one of {divisors(ranks)}"
             )
         replicas = ranks // stages
         per_round = replicas * self.batch.microbatch_sequences
@@ -104,13 +117,9 @@ class JobSpec(SpecModel):
         if replicas % self.data.reorder.group_replicas:
             raise ValueError(
                 f"data.reorder.groupReplicas: {self.data.reorder.group_replicas} does not divide "
-                f"the {replicas} replicas; use one of {_divisors(replicas)}"
+                f"the {replicas} replicas; use one of {divisors(replicas)}"
             )
         return self
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
 
 
 class JobMetadata(SpecModel):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from omni_contract.base import SpecModel
+from omni_contract.base import SpecModel, divisors
 from omni_contract.quantity import Tokens
 
 Size = Annotated[int, Field(ge=1, le=10**6)]
@@ -28,10 +28,6 @@ class Modality(StrEnum):
 
 
 ENCODED = (Modality.IMAGE, Modality.AUDIO)
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
 
 
 class LlmSpec(SpecModel):
@@ -76,7 +72,7 @@ class LlmSpec(SpecModel):
         if self.heads % self.num_kv_heads:
             raise ValueError(
                 f"kvHeads: {self.num_kv_heads} does not divide the {self.heads} heads; "
-                f"use one of {_divisors(self.heads)}"
+                f"use one of {divisors(self.heads)}"
             )
         return self
 
@@ -238,7 +234,7 @@ class OptimizerSpec(SpecModel):
 class TrainSpec(SpecModel):
     """How long and how."""
 
-    tokens: Tokens
+    tokens: Annotated[Tokens, Field(ge=1)]
     """Token positions to train on; rounded up to whole steps."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Parameters and activations; gradients are reduced in fp32 either way. bf16 needs a GPU."""
