@@ -82,9 +82,17 @@ class Store:
         self.fetched_bytes = 0
 
     @classmethod
-    def open(cls, spec: StorageSpec) -> Self:
-        """Open with the job's endpoint and region; the rest is the standard AWS chain."""
-        session = boto3.Session(region_name=spec.region)
+    def open(cls, spec: StorageSpec, *, keys: tuple[str, str] | None = None) -> Self:
+        """Open with the job's endpoint and region; the rest is the standard AWS chain.
+
+        `keys` (access key, secret key) stand in for the chain's credentials.
+        """
+        access_key, secret_key = keys or (None, None)
+        session = boto3.Session(
+            region_name=spec.region,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+        )
         if session.get_credentials() is None:
             raise StorageError(
                 "S3: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "

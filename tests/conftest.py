@@ -1,0 +1,45 @@
+"""One S3 server for the whole test run, started when the first test needs it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from omni_cli.local_s3 import LocalS3
+from omni_contract.spec_data import StorageSpec
+from omni_dataloader.store import Store
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalS3]:
+    """A real S3 server on free loopback ports."""
+    folder: Path = tmp_path_factory.mktemp("s3")
+    with LocalS3(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_env(s3_server: LocalS3) -> Iterator[dict[str, str]]:
+    """The server in this process's environment (and so in that of its children)."""
+    env = dict(s3_server.env)
+    with mock.patch.dict(os.environ, env):
+        yield env
+
+
+@pytest.fixture
+def s3(s3_env: dict[str, str]) -> Store:
+    """A store found by the AWS chain alone."""
+    return Store.open(StorageSpec())
+
+
+_buckets = iter(range(10**6))
+
+
+@pytest.fixture
+def bucket(s3: Store) -> str:
+    """A bucket of this test's own, as an address: s3://test-0."""
+    name = f"test-{next(_buckets)}"
+    s3.create_bucket(name)
+    return f"s3://{name}"
