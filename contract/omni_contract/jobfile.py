@@ -1,6 +1,7 @@
-"""Reading a job file: YAML text to a validated `Job`."""
+"""Reads a job file. The YAML dialect is PyYAML's safe one, with duplicate keys refused."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -8,21 +9,38 @@ from omni_contract.errors import SpecError
 from omni_contract.spec import Job
 
 
-def read_job(path: Path) -> Job:
-    """Read and validate one job file.
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that does not let a second key silently replace the first."""
 
-    Raises SpecError: no such file, no YAML (with line and column), or any wrong field.
-    """
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "<<":
+                continue
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands here twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_job(path: Path) -> Job:
+    """Read and check a job file. Raises SpecError with every problem in it."""
     try:
         text = path.read_text()
-    except OSError as exc:
-        raise SpecError(str(path), f"cannot be read: {exc.strerror}") from None
+    except FileNotFoundError:
+        raise SpecError(str(path), "there is no such file; give the path of a job YAML") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SpecError(str(path), f"cannot be read: {exc}") from None
     try:
-        raw = yaml.safe_load(text)
+        # _Loader derives from SafeLoader.
+        raw = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecError(str(path), f"no YAML: {where}{exc.problem or exc}") from None
+        raise SpecError(str(path), f"{where}{exc.problem}; mend the YAML there") from None
     except yaml.YAMLError as exc:
         raise SpecError(str(path), f"no YAML: {exc}") from None
     return Job.read(raw)

@@ -1,15 +1,21 @@
 """`JobSpec`: the `spec` of a MultimodalTrainingJob, parsed once, at the edge."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
-from omni_contract.base import SpecModel, divisors
+from omni_contract.base import Clash, SpecModel, divisors
 from omni_contract.errors import SpecError
 from omni_contract.names import KIND
 from omni_contract.spec_data import CheckpointSpec, DataSpec, StorageSpec
-from omni_contract.spec_model import BatchSpec, Modality, ModelSpec, ParallelismSpec, TrainSpec
+from omni_contract.spec_model import (
+    BatchSpec,
+    Modality,
+    ModelSpec,
+    ParallelismSpec,
+    TrainSpec,
+)
 from omni_contract.spec_run import PodTemplateSpec, ResourcesSpec, RestartSpec, TopologySpec
 
 JOB_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -42,11 +48,11 @@ class JobSpec(SpecModel):
     """What happens after a fault."""
     queue_name: Annotated[str, Field(max_length=253)] | None = None
     """Queue of a quota system. Left out: none."""
-    suspend: bool = False
+    suspend: StrictBool = False
     """True: end the pods, keep the checkpoint; false again resumes."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0)] | None = None
     """Seconds after which a finished job is deleted. Left out: never."""
-    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    active_deadline_seconds: Annotated[StrictInt, Field(ge=1)] | None = None
     """Seconds after which a running job fails. Left out: never."""
     keep_pods: Literal["None", "Failed", "All"] | None = None
     """Pods that stay after the job has ended. Left out: those that failed."""
@@ -72,54 +78,60 @@ class JobSpec(SpecModel):
     )
 
     @model_validator(mode="after")
-    def _parts_have_encoders(self) -> Self:
-        encoders = {modality for modality, _ in self.model.encoders.items()}
-        for name, source in self.data.sources.items():
-            for modality, extension in source.parts.items():
-                if modality is not Modality.TEXT and modality not in encoders:
-                    raise ValueError(
-                        f"data.sources.{name}.parts.{modality}: {extension!r} needs an encoder; "
-                        f"add model.encoders.{modality} or take the source out"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _device_has_precision(self) -> Self:
+    def _fits_together(self) -> Self:
+        problems = [*_parts_without_encoder(self), *_sizes_that_do_not_divide(self)]
         if self.resources.device == "cpu" and self.train.precision == "bf16":
-            raise ValueError(
-                "train.precision: bf16 needs a GPU, but resources.device is cpu; write fp32"
+            problems.append(
+                ("train.precision", "bf16 needs a GPU, but resources.device is cpu; write fp32")
             )
+        if problems:
+            raise Clash(problems)
         return self
 
-    @model_validator(mode="after")
-    def _layout_divides(self) -> Self:
-        stages = self.parallelism.llm.pipeline
-        layers = self.model.llm.layers
-        if layers % stages:
-            raise ValueError(
-                f"parallelism.llm.pipeline: {stages} does not divide the {layers} layers of "
-                f"model.llm; use one of {divisors(layers)}"
-            )
-        ranks = self.resources.nodes * self.resources.ranks_per_node
-        if ranks % stages:
-            raise ValueError(
-                f"parallelism.llm.pipeline: {stages} does not divide the {ranks} ranks "
-                f"(resources.nodes x resources.ranksPerNode); use one of {divisors(ranks)}"
-            )
-        replicas = ranks // stages
-        per_round = replicas * self.batch.microbatch_sequences
-        if self.batch.global_sequences % per_round:
-            raise ValueError(
-                f"batch.globalSequences: {self.batch.global_sequences} does not divide among "
-                f"{replicas} replicas of {self.batch.microbatch_sequences} sequences a microbatch; "
-                f"use a multiple of {per_round}"
-            )
-        if replicas % self.data.reorder.group_replicas:
-            raise ValueError(
-                f"data.reorder.groupReplicas: {self.data.reorder.group_replicas} does not divide "
-                f"the {replicas} replicas; use one of {divisors(replicas)}"
-            )
-        return self
+
+def _parts_without_encoder(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    encoders = {modality for modality, _ in spec.model.encoders.items()}
+    for name, source in spec.data.sources.items():
+        for modality, extension in source.parts.items():
+            if modality is not Modality.TEXT and modality not in encoders:
+                yield (
+                    f"data.sources.{name}.parts.{modality}",
+                    f"{extension!r} needs an encoder; add model.encoders.{modality} or take the "
+                    "source out",
+                )
+
+
+def _sizes_that_do_not_divide(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    stages, layers = spec.parallelism.llm.pipeline, spec.model.llm.layers
+    ranks = spec.resources.nodes * spec.resources.ranks_per_node
+    if layers % stages:
+        yield (
+            "parallelism.llm.pipeline",
+            f"{stages} does not divide the {layers} layers of model.llm; "
+            f"use one of {divisors(layers)}",
+        )
+    if ranks % stages:
+        yield (
+            "parallelism.llm.pipeline",
+            f"{stages} does not divide the {ranks} ranks (resources.nodes x "
+            f"resources.ranksPerNode); use one of {divisors(ranks)}",
+        )
+        return  # what follows counts replicas, and there is no whole number of them
+    replicas = ranks // stages
+    per_round = replicas * spec.batch.microbatch_sequences
+    if spec.batch.global_sequences % per_round:
+        yield (
+            "batch.globalSequences",
+            f"{spec.batch.global_sequences} does not divide among {replicas} replicas of "
+            f"{spec.batch.microbatch_sequences} sequences a microbatch; "
+            f"use a multiple of {per_round}",
+        )
+    if replicas % spec.data.reorder.group_replicas:
+        yield (
+            "data.reorder.groupReplicas",
+            f"{spec.data.reorder.group_replicas} does not divide the {replicas} replicas; "
+            f"use one of {divisors(replicas)}",
+        )
 
 
 class JobMetadata(SpecModel):

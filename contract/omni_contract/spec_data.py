@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
 from omni_contract.base import SpecModel
 from omni_contract.quantity import Steps, Tokens
@@ -101,14 +101,14 @@ class CorruptSpec(SpecModel):
 
     action: Literal["skip", "stop"] = "skip"
     """skip: mask its tokens and count it. stop: end the job with its name."""
-    limit: Annotated[int, Field(ge=0, le=10**9)] = 100
+    limit: Annotated[StrictInt, Field(ge=0, le=10**9)] = 100
     """Skipped samples after which the job stops all the same: the data is bad, not a sample."""
 
 
 class ReorderSpec(SpecModel):
     """Exchange of packed sequences between replicas for balance."""
 
-    group_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    group_replicas: Annotated[StrictInt, Field(ge=1, le=4096)] = 1
     """Replicas that exchange sequences; must divide the number of replicas."""
     algorithm: Literal["identity"] = "identity"
     """identity: sequences stay in the order they were packed."""
@@ -167,11 +167,11 @@ class CheckpointSpec(SpecModel):
     """s3:// folder of this run. Another job's folder is refused."""
     every: Steps = 100
     """Steps between saves; the last step is always saved."""
-    keep: Annotated[int, Field(ge=1, le=10**6)] = 3
+    keep: Annotated[StrictInt, Field(ge=1, le=10**6)] = 3
     """Newest checkpoints that stay; older ones are deleted after a new one is committed."""
-    async_: Annotated[bool, Field(alias="async")] = True
+    async_: Annotated[StrictBool, Field(alias="async")] = True
     """Training goes on while a copy is written."""
-    failed_saves: Annotated[int, Field(ge=0, le=1000)] = 2
+    failed_saves: Annotated[StrictInt, Field(ge=0, le=1000)] = 2
     """Saves in a row that may fail before the job stops. The last save of a job must succeed."""
 
     @field_validator("uri")

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from omni_contract.base import SpecModel, divisors
-from omni_contract.quantity import Tokens
+from omni_contract.quantity import AutoTokens, SomeTokens, Tokens
 
-Size = Annotated[int, Field(ge=1, le=10**6)]
+Size = Annotated[StrictInt, Field(ge=1, le=10**6)]
 Uri = Annotated[str, Field(min_length=1, max_length=512)]
 Trained = Literal["full", "frozen", "projector"]
 
@@ -45,7 +45,7 @@ class LlmSpec(SpecModel):
     """Key and value heads, dividing `heads`. Left out: as many as `heads`."""
     ffn_hidden_size: Size | None = None
     """Width of the SwiGLU MLP. Left out: 8/3 hiddenSize, rounded up to a multiple of 64."""
-    vocab_size: Annotated[int, Field(ge=8, le=10**6)] = 4096
+    vocab_size: Annotated[StrictInt, Field(ge=8, le=10**6)] = 4096
     """Rows of the embedding; at least the tokenizer's. The default is the demo tokenizer's."""
     tokenizer: Uri
     """URI of a Hugging Face tokenizer.json."""
@@ -55,7 +55,10 @@ class LlmSpec(SpecModel):
     """Whether the language model learns."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("self.hiddenSize % self.heads == 0", "hiddenSize must be a multiple of heads"),
+        (
+            "self.hiddenSize % (2 * self.heads) == 0",
+            "hiddenSize must be a multiple of twice the heads",
+        ),
         (
             "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
             "kvHeads must divide heads",
@@ -102,7 +105,10 @@ class _EncoderSpec(SpecModel):
     """Factor on `train.optimizer.learningRate` for this encoder; below 1 protects weights."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("self.hiddenSize % self.heads == 0", "hiddenSize must be a multiple of heads"),
+        (
+            "self.hiddenSize % (2 * self.heads) == 0",
+            "hiddenSize must be a multiple of twice the heads",
+        ),
     )
 
     @model_validator(mode="after")
@@ -120,11 +126,11 @@ class VitSpec(_EncoderSpec):
 
     kind: Literal["vit"] = "vit"
     """Architecture."""
-    patch_size: Annotated[int, Field(ge=2, le=64)] = 14
+    patch_size: Annotated[StrictInt, Field(ge=2, le=64)] = 14
     """Side of a square patch, in pixels."""
-    max_patches: Annotated[int, Field(ge=4, le=65536)] = 256
+    max_patches: Annotated[StrictInt, Field(ge=4, le=65536)] = 256
     """Most patches of one picture, before merging; larger pictures follow `oversize`."""
-    merge_patches: Annotated[int, Field(ge=1, le=8)] = 2
+    merge_patches: Annotated[StrictInt, Field(ge=1, le=8)] = 2
     """Side of the square of patches that become one LLM token; 2 makes 4 patches a token."""
     oversize: Literal["shrink", "skip"] = "shrink"
     """A picture over maxPatches is scaled down, keeping its aspect, or counted and skipped."""
@@ -135,9 +141,9 @@ class UsmSpec(_EncoderSpec):
 
     kind: Literal["usm"] = "usm"
     """Architecture."""
-    mel_bins: Annotated[int, Field(ge=8, le=256)] = 80
+    mel_bins: Annotated[StrictInt, Field(ge=8, le=256)] = 80
     """Features of one 10 ms log-mel frame."""
-    max_frames: Annotated[int, Field(ge=8, le=360_000)] = 1500
+    max_frames: Annotated[StrictInt, Field(ge=8, le=360_000)] = 1500
     """Most 10 ms frames of one recording; longer ones follow `oversize`. 1500 is 15 s."""
     frames_per_token: Literal[4, 8, 16] = 8
     """10 ms frames that become one LLM token, by strided convolution."""
@@ -176,11 +182,11 @@ class ModelSpec(SpecModel):
 class BatchSpec(SpecModel):
     """What one optimizer step consumes."""
 
-    global_sequences: Annotated[int, Field(ge=1, le=10**6)]
+    global_sequences: Annotated[StrictInt, Field(ge=1, le=10**6)]
     """Packed sequences a step, over all replicas."""
-    microbatch_sequences: Annotated[int, Field(ge=1, le=1024)] = 1
+    microbatch_sequences: Annotated[StrictInt, Field(ge=1, le=1024)] = 1
     """Packed sequences of one microbatch. 1 keeps the pipeline's bubble smallest."""
-    sequence_tokens: Annotated[int, Field(ge=16, le=2**24)]
+    sequence_tokens: Annotated[StrictInt, Field(ge=16, le=2**24)]
     """Tokens of one packed sequence, text and modality tokens together."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -193,10 +199,12 @@ class BatchSpec(SpecModel):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.global_sequences % self.microbatch_sequences:
+        per_round = self.microbatch_sequences
+        if self.global_sequences % per_round:
             raise ValueError(
                 f"globalSequences: {self.global_sequences} is no multiple of "
-                f"microbatchSequences {self.microbatch_sequences}"
+                f"microbatchSequences {per_round}; use "
+                f"{per_round * max(1, self.global_sequences // per_round)}"
             )
         return self
 
@@ -234,13 +242,13 @@ class OptimizerSpec(SpecModel):
 class TrainSpec(SpecModel):
     """How long and how."""
 
-    tokens: Annotated[Tokens, Field(ge=1)]
+    tokens: SomeTokens
     """Token positions to train on; rounded up to whole steps."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Parameters and activations; gradients are reduced in fp32 either way. bf16 needs a GPU."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """The optimizer."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 1234
     """Start of every random choice: weights, sample order."""
 
 
@@ -256,7 +264,7 @@ class SequenceParallelSpec(SpecModel):
 class LlmParallelSpec(SpecModel):
     """The language model's layout. What is left of the world is data parallel (ZeRO-1)."""
 
-    pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
+    pipeline: Annotated[StrictInt, Field(ge=1, le=1024)] = 1
     """Pipeline stages; must divide `model.llm.layers`."""
     tensor: Literal[1] = 1
     """Tensor-parallel ranks of a stage."""
@@ -275,7 +283,7 @@ class EncoderParallelSpec(SpecModel):
 
     sequence_parallel: Literal[1] = 1
     """Ranks that share one long sample."""
-    longer_than_tokens: Literal["auto"] | Tokens = "auto"
+    longer_than_tokens: AutoTokens = "auto"
     """Samples longer than this are encoded sequence-parallel (the paper's eta); no effect at
     sequenceParallel 1."""
     zero: Literal[0, 1] = 1

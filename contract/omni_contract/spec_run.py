@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from omni_contract.base import SpecModel
 
@@ -40,15 +40,15 @@ class RestartAction(StrEnum):
 class ResourcesSpec(SpecModel):
     """What the job runs on."""
 
-    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    nodes: Annotated[StrictInt, Field(ge=1, le=10_000)] = 1
     """Pods, one a node; `omni run` starts as many groups of processes."""
-    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    ranks_per_node: Annotated[StrictInt, Field(ge=1, le=64)] = 1
     """Trainer ranks, and so GPUs, of a node."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is a GPU, else the CPU with gloo."""
     gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
     """Name of the extended resource that counts GPUs."""
-    spares: Annotated[int, Field(ge=0, le=1000)] = 0
+    spares: Annotated[StrictInt, Field(ge=0, le=1000)] = 0
     """Running pods without a rank that hold a node for a replacement."""
 
 
@@ -111,11 +111,11 @@ class RestartRule(SpecModel):
 class RestartSpec(SpecModel):
     """What happens after a fault."""
 
-    limit: Annotated[int, Field(ge=0, le=10_000)] = 3
+    limit: Annotated[StrictInt, Field(ge=0, le=10_000)] = 3
     """Restarts for faults of the user's program; infrastructure faults do not count."""
-    infrastructure_limit: Annotated[int, Field(ge=0, le=100_000)] = 100
+    infrastructure_limit: Annotated[StrictInt, Field(ge=0, le=100_000)] = 100
     """Restarts for all other faults: killed processes, hangs, lost nodes."""
-    no_progress_limit: Annotated[int, Field(ge=1, le=1000)] = 3
+    no_progress_limit: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
     """Restarts in a row that reach no new step before the job gives up."""
     hang_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 600
     """A step may take this long before a rank that stands still counts as hung."""
