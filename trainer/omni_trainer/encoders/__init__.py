@@ -1,0 +1,1 @@
+"""Modality encoders: packed samples in, language-model tokens out."""

@@ -1,0 +1,1 @@
+"""Encoders and language model on the same ranks."""
