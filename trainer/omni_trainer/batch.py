@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from omni_contract.records import LossSum, OpSpan
 from torch import Tensor
+
+from omni_contract.records import LossSum, OpSpan
 
 # Shapes: T token positions of a microbatch, n sample pieces, m modality spans, P patches,
 # i images, F log-mel frames, a recordings.
