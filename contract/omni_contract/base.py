@@ -35,6 +35,8 @@ class SpecModel(BaseModel):
         allow_inf_nan=False,
     )
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = ()
+    immutable: ClassVar[tuple[str, ...]] = ()
+    """Fields, by their camelCase name, that kubectl may not change in a job that exists."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], *, path: str = "spec") -> Self:

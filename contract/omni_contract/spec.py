@@ -20,6 +20,16 @@ from omni_contract.spec_run import PodTemplateSpec, ResourcesSpec, RestartSpec, 
 
 JOB_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 
+# In CEL a field left out has no default, so the rules say it.
+_STAGES = (
+    "(has(self.parallelism) && has(self.parallelism.llm) && has(self.parallelism.llm.pipeline) ? "
+    "self.parallelism.llm.pipeline : 1)"
+)
+_RANKS = (
+    "((has(self.resources) && has(self.resources.nodes) ? self.resources.nodes : 1) * "
+    "(has(self.resources) && has(self.resources.ranksPerNode) ? self.resources.ranksPerNode : 1))"
+)
+
 
 class JobSpec(SpecModel):
     """Everything a user says about a job."""
@@ -57,6 +67,11 @@ class JobSpec(SpecModel):
     keep_pods: Literal["None", "Failed", "All"] | None = None
     """Pods that stay after the job has ended. Left out: those that failed."""
 
+    # What decides which samples come and what they do to the weights stays as it was. Pods,
+    # restarts, deadlines, topology and credentials may change; they count from the next attempt on.
+    immutable: ClassVar[tuple[str, ...]] = (
+        "model", "batch", "train", "parallelism", "data", "checkpoint",
+    )  # fmt: skip
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "self.data.sources.all(n, self.data.sources[n].parts.all(m, m == 'text' || "
@@ -65,10 +80,23 @@ class JobSpec(SpecModel):
             "every modality of data.sources needs an encoder in model.encoders",
         ),
         (
-            "!has(self.parallelism) || !has(self.parallelism.llm) || "
-            "!has(self.parallelism.llm.pipeline) || "
-            "self.model.llm.layers % self.parallelism.llm.pipeline == 0",
+            f"self.model.llm.layers % {_STAGES} == 0",
             "parallelism.llm.pipeline must divide model.llm.layers",
+        ),
+        (
+            f"{_RANKS} % {_STAGES} == 0",
+            "parallelism.llm.pipeline must divide resources.nodes x resources.ranksPerNode",
+        ),
+        (
+            f"{_RANKS} % {_STAGES} != 0 || self.batch.globalSequences % ({_RANKS} / {_STAGES} * "
+            "(has(self.batch.microbatchSequences) ? self.batch.microbatchSequences : 1)) == 0",
+            "batch.globalSequences must be a multiple of replicas x batch.microbatchSequences",
+        ),
+        (
+            f"{_RANKS} % {_STAGES} != 0 || !has(self.data.reorder) || "
+            "!has(self.data.reorder.groupReplicas) || "
+            f"({_RANKS} / {_STAGES}) % self.data.reorder.groupReplicas == 0",
+            "data.reorder.groupReplicas must divide the number of replicas",
         ),
         (
             "!has(self.resources) || !has(self.resources.device) || self.resources.device != 'cpu' "

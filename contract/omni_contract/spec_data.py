@@ -3,13 +3,13 @@
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, model_validator
 
 from omni_contract.base import SpecModel
 from omni_contract.quantity import Steps, Tokens
-from omni_contract.spec_model import Modality, Uri
+from omni_contract.spec_model import Modality
 
-_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*")
+_S3 = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*$"
 _MARK = re.compile(r"(<[a-z]+>|\{[a-z]+\})")
 _SOURCE_NAME = r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$"
 
@@ -17,9 +17,16 @@ SourceName = Annotated[str, Field(pattern=_SOURCE_NAME, max_length=32)]
 
 
 def _check_s3(uri: str) -> str:
-    if not _S3.fullmatch(uri):
+    if not re.fullmatch(_S3, uri):
         raise ValueError("write it as s3://BUCKET/KEY, without a slash at the end")
     return uri
+
+
+S3Uri = Annotated[
+    str,
+    AfterValidator(_check_s3),
+    Field(max_length=512, json_schema_extra={"pattern": _S3}),
+]
 
 
 class StorageSpec(SpecModel):
@@ -37,7 +44,7 @@ class StorageSpec(SpecModel):
 class SourceSpec(SpecModel):
     """One folder of WebDataset shards, all samples alike."""
 
-    uri: Uri
+    uri: S3Uri
     """s3:// folder that holds the shards and their index."""
     parts: Annotated[
         dict[Modality, Annotated[str, Field(pattern=r"^[a-z0-9.]+$", max_length=16)]],
@@ -52,10 +59,15 @@ class SourceSpec(SpecModel):
     when_exhausted: Literal["repeat", "stop"] = "repeat"
     """After every sample was drawn: start the next epoch in a new order, or end the training."""
 
-    @field_validator("uri")
-    @classmethod
-    def _is_s3(cls, uri: str) -> str:
-        return _check_s3(uri)
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("'text' in self.parts", "parts must name text; every sample needs text to learn from"),
+        (
+            "self.parts.all(p, (has(self.template) ? self.template : '{text}').contains("
+            "p == 'text' ? '{text}' : '<' + p + '>')) && "
+            "size(has(self.template) ? self.template : '{text}') == 7 * size(self.parts) - 1",
+            "template must name each part once and nothing else, such as <image>{text}",
+        ),
+    )
 
     @model_validator(mode="after")
     def _template_names_parts(self) -> Self:
@@ -88,6 +100,13 @@ class MixtureStage(SpecModel):
     """Planned tokens at which the stage ends. Only the last stage may leave it out."""
     ramp: Literal["none", "linear"] = "none"
     """linear: weights move from those of the stage before to these over this stage."""
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.weights.exists(n, self.weights[n] > 0.0)",
+            "weights must give at least one source a weight above 0",
+        ),
+    )
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
@@ -133,6 +152,17 @@ class DataSpec(SpecModel):
             "!has(self.mixture) || self.mixture.all(s, s.weights.all(n, n in self.sources))",
             "mixture weights must name sources",
         ),
+        (
+            "!has(self.mixture) || size(self.mixture) == 0 || !has(self.mixture[0].ramp) || "
+            "self.mixture[0].ramp == 'none'",
+            "the first stage of mixture has no weights to ramp from",
+        ),
+        (
+            "!has(self.mixture) || self.mixture.filter(s, !has(s.until)).size() == 0 || "
+            "(self.mixture.filter(s, !has(s.until)).size() == 1 && "
+            "!has(self.mixture[size(self.mixture) - 1].until))",
+            "only the last stage of mixture may leave until out",
+        ),
     )
 
     @model_validator(mode="after")
@@ -163,7 +193,7 @@ class DataSpec(SpecModel):
 class CheckpointSpec(SpecModel):
     """Where and how often training is saved."""
 
-    uri: Uri
+    uri: S3Uri
     """s3:// folder of this run. Another job's folder is refused."""
     every: Steps = 100
     """Steps between saves; the last step is always saved."""
@@ -173,8 +203,3 @@ class CheckpointSpec(SpecModel):
     """Training goes on while a copy is written."""
     failed_saves: Annotated[StrictInt, Field(ge=0, le=1000)] = 2
     """Saves in a row that may fail before the job stops. The last save of a job must succeed."""
-
-    @field_validator("uri")
-    @classmethod
-    def _is_s3(cls, uri: str) -> str:
-        return _check_s3(uri)

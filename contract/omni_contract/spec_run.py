@@ -1,7 +1,7 @@
 """The running part of a job: resources, pods, topology, restarts."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictInt
 
@@ -39,6 +39,8 @@ class RestartAction(StrEnum):
 
 class ResourcesSpec(SpecModel):
     """What the job runs on."""
+
+    immutable: ClassVar[tuple[str, ...]] = ("nodes", "ranksPerNode", "device")
 
     nodes: Annotated[StrictInt, Field(ge=1, le=10_000)] = 1
     """Pods, one a node; `omni run` starts as many groups of processes."""
