@@ -45,6 +45,17 @@ Bytes = bytes | memoryview
 Wave = NDArray[np.float32]
 
 
+def decode_text(data: Bytes) -> str:
+    """A text as UTF-8, without white space around it. Raises CorruptSample."""
+    try:
+        text = str(data, "utf-8").strip()
+    except UnicodeDecodeError as exc:
+        raise CorruptSample(f"the text is no UTF-8: {exc.reason} at byte {exc.start}") from None
+    if not text:
+        raise CorruptSample("the text is empty")
+    return text
+
+
 def image_size(data: Bytes) -> tuple[int, int]:
     """Width and height from the header alone. Raises CorruptSample."""
     with _opened_image(data) as image:

@@ -132,6 +132,12 @@ class Store:
                     ) from None
         raise AssertionError("unreachable")
 
+    def read_file(self, uri: str, path: Path) -> None:
+        """A whole object of any size, into a file."""
+        bucket, key = split_uri(uri)
+        with self._errors(uri):
+            self._client.download_file(bucket, key, str(path))
+
     def read_ranges(self, uri: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """The (offset, length) ranges of an object, in the order asked for; near ones as one GET.
 

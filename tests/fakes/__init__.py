@@ -1,0 +1,1 @@
+"""Small real inputs and stand-ins, shared by all tests."""
