@@ -116,8 +116,9 @@ class Microbatch(Message):
     of LLM tokens, encoder units (patches or frames), 1 when the content is corrupt and masked.
     First stage: tokens int32 [T]. Last stage: labels int32 [T], loss_mask bool [T].
     The stage that encodes it: image.patches uint8 [P, 3*patch*patch], image.grid int32 [i, 2]
-    (rows, columns in patches), audio.features float32 [F, mel_bins], audio.frames int32 [a];
-    items in the order of `spans` of that modality, corrupt ones left out.
+    (rows, columns in patches; patches in the order of `omni_planner.cost.patch_positions`, each
+    merge square one run), audio.features float32 [F, mel_bins], audio.frames int32 [a]; items in
+    the order of `spans` of that modality, corrupt ones left out.
     """
 
     index: int
