@@ -26,6 +26,8 @@ ENV_RUN_DIR: Final = "OMNI_RUN_DIR"
 ENV_TRACE_STEPS: Final = "OMNI_TRACE_STEPS"
 """Comma-separated steps whose timeline is written to the run folder."""
 
+PLAN_FILE: Final = "plan.json"
+"""The JobPlan of the run, written by the launcher."""
 METRICS_FILE: Final = "metrics.jsonl"
 """One StepRecord a line, written by global rank 0."""
 EVENTS_FILE: Final = "events.jsonl"
