@@ -12,6 +12,7 @@ Every pair (attempt, generation) writes into folders of its own, so nothing save
 
 import hashlib
 import io
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -239,7 +240,13 @@ def _read_shard(folder: Folder, manifest: Manifest, file: str) -> bytes:
 def load_object(folder: Folder, manifest: Manifest, name: str) -> Any:
     """An object of a rank, as it was saved. Raises StorageError where it is missing or damaged."""
     data = _read_shard(folder, manifest, f"{name}.pt")
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise StorageError(
+            f"{folder.uri}/{manifest.ref.folder}/{name}.pt: this holds more than torch's "
+            "weights_only loading allows: no tensors and plain values; it is not loaded"
+        ) from None
 
 
 def load_data_state(folder: Folder, manifest: Manifest) -> LoaderState:

@@ -5,7 +5,6 @@ and a killed writer leaves whole lines, or one cut at the end that readers skip.
 """
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from omni_contract.records import (
     ConsumedSample,
     RankTrace,
     Record,
-    RunEvent,
     StepRecord,
 )
 from omni_contract.spec_model import Modality
@@ -25,6 +23,7 @@ from omni_contract.topology import Coords
 from omni_trainer.batch import StepInputs, StepResult
 from omni_trainer.data import StepData
 from omni_trainer.environment import Pair
+from omni_trainer.events import record_event
 
 TENSORBOARD_FOLDER = "tensorboard"
 LOSS_KINDS = (Modality.TEXT, Modality.IMAGE, Modality.AUDIO)
@@ -153,19 +152,16 @@ class RunFolder:
         seconds: float | None = None,
     ) -> None:
         """Append an event of the run."""
-        event = RunEvent.model_validate(
-            {
-                "time_s": time.time(),
-                "kind": kind,
-                "attempt": self._pair.attempt,
-                "generation": self._pair.generation,
-                "message": message,
-                "step": step,
-                "rank": self._rank,
-                "seconds": seconds,
-            }
+        record_event(
+            self._path,
+            kind=kind,
+            attempt=self._pair.attempt,
+            generation=self._pair.generation,
+            message=message,
+            step=step,
+            rank=self._rank,
+            seconds=seconds,
         )
-        append(self._path / names.EVENTS_FILE, event)
 
     def flush(self) -> None:
         """Bring TensorBoard's buffer to disk."""

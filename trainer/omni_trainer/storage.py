@@ -242,7 +242,10 @@ class Folder:
                 f"{self._url(key)}: the object store is full ({code}); free space there or lower "
                 "checkpoint.keep"
             )
-        return StorageError(f"{self._url(key)}: the object store says {status} {code}: {message}")
+        hint = "; it may be out of space: its own log says why" if status >= 500 else ""
+        return StorageError(
+            f"{self._url(key)}: the object store says {status} {code}: {message}{hint}"
+        )
 
 
 class _Absent(Exception):
