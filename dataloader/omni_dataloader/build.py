@@ -18,7 +18,7 @@ import numpy as np
 
 from omni_contract.errors import DataError
 from omni_contract.spec_model import Modality
-from omni_dataloader.decode import audio_size, decode_audio, decode_image, decode_text, image_size
+from omni_dataloader.decode import audio_size, check_audio, decode_image, decode_text, image_size
 from omni_dataloader.index import (
     MANIFEST_NAME,
     SAMPLES_NAME,
@@ -260,9 +260,7 @@ class Indexer:
             if self.verify and is_new:
                 decode_image(data)
             return image_size(data)
-        if self.verify and is_new:
-            decode_audio(data)
-        return audio_size(data)
+        return check_audio(data) if self.verify and is_new else audio_size(data)
 
     def _bad(self, shown: str, reason: str, message: str) -> None:
         if not self.skip_bad:

@@ -100,24 +100,15 @@ def audio_size(data: Bytes) -> tuple[int, int]:
         return file.frames, file.samplerate
 
 
+def check_audio(data: Bytes) -> tuple[int, int]:
+    """The size of a recording, after decoding all of it. Raises CorruptSample."""
+    channels, rate = _decoded(data, None)
+    return len(channels), rate
+
+
 def decode_audio(data: Bytes, *, max_samples: int | None = None) -> Wave:
     """A recording as one channel at AUDIO_RATE, [N], at most its first `max_samples`."""
-    with _opened_audio(data) as file:
-        rate, total = int(file.samplerate), int(file.frames)
-        wanted = total
-        if max_samples is not None:
-            # A little more than is kept, so that the cut does not show in the last samples.
-            wanted = min(total, -(-max_samples * rate // AUDIO_RATE) + rate // 10)
-        try:
-            channels = file.read(wanted, dtype="float32", always_2d=True)
-        except (soundfile.SoundFileError, RuntimeError) as exc:
-            raise CorruptSample(f"the recording cannot be decoded: {exc}") from None
-    if len(channels) != wanted:
-        raise CorruptSample(
-            f"the recording says it has {total} samples and ends after {len(channels)}"
-        )
-    if not np.isfinite(channels).all():
-        raise CorruptSample("the recording holds values that are no numbers")
+    channels, rate = _decoded(data, max_samples)
     wave = resample(channels.mean(axis=1, dtype=np.float32), rate)
     return wave if max_samples is None else wave[:max_samples]
 
@@ -210,6 +201,27 @@ def _opened_audio(data: Bytes) -> soundfile.SoundFile:
             f"the recording has {file.frames} samples at {file.samplerate} a second"
         )
     return file
+
+
+def _decoded(data: Bytes, max_samples: int | None) -> tuple[Wave, int]:
+    """All channels [N, C] at the recording's own rate, enough for `max_samples` at AUDIO_RATE."""
+    with _opened_audio(data) as file:
+        rate, total = int(file.samplerate), int(file.frames)
+        wanted = total
+        if max_samples is not None:
+            # A little more than is kept, so that the cut does not show in the last samples.
+            wanted = min(total, -(-max_samples * rate // AUDIO_RATE) + rate // 10)
+        try:
+            channels: Wave = file.read(wanted, dtype="float32", always_2d=True)
+        except (soundfile.SoundFileError, RuntimeError) as exc:
+            raise CorruptSample(f"the recording cannot be decoded: {exc}") from None
+    if len(channels) != wanted:
+        raise CorruptSample(
+            f"the recording says it has {total} samples and ends after {len(channels)}"
+        )
+    if not np.isfinite(channels).all():
+        raise CorruptSample("the recording holds values that are no numbers")
+    return channels, rate
 
 
 @lru_cache(maxsize=16)
