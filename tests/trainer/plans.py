@@ -14,5 +14,6 @@ def plan_of(uri: str, *, nodes: int = 1, name: str = "stamps", **checkpoint: Any
     spec = job["spec"]
     spec["parallelism"] = {"llm": {"pipeline": 1}}
     spec["resources"] = {"nodes": nodes, "ranksPerNode": 1, "device": "cpu"}
-    spec["checkpoint"] = {"uri": uri, "every": 20, "keep": 2, **checkpoint}
+    fields = {name.rstrip("_"): value for name, value in checkpoint.items()}
+    spec["checkpoint"] = {"uri": uri, "every": 20, "keep": 2, **fields}
     return compile_plan(Job.read(job))

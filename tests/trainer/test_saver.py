@@ -83,7 +83,7 @@ def test_failed_saves_are_tolerated_in_a_row_then_fatal(
             monkeypatch.setenv(name, value)
         server.open().create_bucket("saves")
         folder = Folder("s3://saves/run", StorageSpec(), attempts=1)
-        saver = saver_of(folder, outcomes, failedSaves=1, **{"async": asynchronous})
+        saver = saver_of(folder, outcomes, failedSaves=1, async_=asynchronous)
         objects = {"rank-0": {"weight": torch.ones(3)}}
         saver.save(20, objects, state_after(20), last=False)
         saver.settle()
@@ -103,8 +103,8 @@ def test_a_save_that_works_forgives_those_before(
     outcomes: list[SaveOutcome] = []
     folder = Folder(f"{bucket}/run", StorageSpec())
     saver = saver_of(folder, outcomes, failedSaves=1)
-    objects = {"rank-0": {"weight": torch.ones(3)}}
-    bad = {"rank-0": {"weight": torch.ones(3)}, TOO_LONG: 1}
+    objects: dict[str, Any] = {"rank-0": {"weight": torch.ones(3)}}
+    bad: dict[str, Any] = {"rank-0": {"weight": torch.ones(3)}, TOO_LONG: 1}
     for step, what in [(20, bad), (40, objects), (60, bad), (80, objects)]:
         saver.save(step, what, state_after(step), last=False)
     saver.settle()
