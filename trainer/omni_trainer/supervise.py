@@ -1,0 +1,146 @@
+"""The supervisor of one node: `python -m omni_trainer.supervise`.
+
+Parses, builds the parts, translates how it ended into an exit code. Exit.PEER_LOST means that this
+attempt is over and that another may follow; the other codes are final.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_contract.errors import OmniError
+from omni_contract.names import Exit
+from omni_contract.plan import JobPlan
+from omni_trainer.nursery import Nursery
+from omni_trainer.reaper import adopt_orphans, end_descendants
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the ranks of one node to the end of the job or of the attempt."""
+    args = _parser().parse_args(argv)
+    adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    try:
+        return _supervise(args)
+    except OmniError as exc:
+        print(exc, file=sys.stderr)
+        return Exit.USER
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    finally:
+        end_descendants()
+
+
+def device_env(plan: JobPlan, rendezvous_host: str) -> dict[str, str]:
+    """Environment that the ranks' device and network ask for; what the user set stays."""
+    env: dict[str, str] = {}
+    if uses_cpu(plan):
+        env["OMP_NUM_THREADS"] = "1"  # the sums of a step must not depend on a thread count
+    if rendezvous_host == "localhost" or rendezvous_host.startswith("127."):
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # a host name without an address must not matter here
+    return {name: os.environ.get(name, value) for name, value in env.items()}
+
+
+def uses_cpu(plan: JobPlan) -> bool:
+    """Whether the ranks run on the CPU. Looks for a driver only: the supervisor opens no GPU."""
+    device = plan.spec.resources.device
+    return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
+
+
+def _supervise(args: argparse.Namespace) -> int:
+    plan = JobPlan.load(args.plan)
+    logs = args.run_dir / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise OmniError(f"--run-dir {args.run_dir}: {exc.strerror}; take a folder you own") from None
+    env = device_env(plan, args.rendezvous.rpartition(":")[0])
+    preload = args.preload if args.preload is not None else [args.rank_module]
+    nursery = Nursery(
+        # On a GPU nothing is preloaded: an import that touches CUDA would spoil every fork.
+        preload=preload if uses_cpu(plan) else [],
+        log=logs / f"nursery-{args.node}.{args.attempt}.log",
+        env=env,
+    )
+    # torch takes seconds to import, and the nursery is busy with the same meanwhile.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    from omni_trainer.agent import Node, NodeAgent
+    from omni_trainer.rendezvous import (
+        Address,
+        ContactLostError,
+        PlanRendezvous,
+        RunEndedError,
+    )
+
+    agent: NodeAgent | None = None
+    meeting: PlanRendezvous | None = None
+    try:
+        meeting = PlanRendezvous(
+            address=Address.parse(args.rendezvous),
+            node=args.node,
+            num_nodes=plan.layout.num_nodes,
+            attempt=args.attempt,
+            decide=lambda generation, reports: agent.judge(generation, reports),  # type: ignore[union-attr]
+            join_timeout_s=min(plan.spec.restart.start_after_seconds, 900),
+        )
+        node = Node(
+            plan=plan,
+            plan_path=args.plan,
+            node=args.node,
+            attempt=args.attempt,
+            run_dir=args.run_dir,
+            sidecar=args.sidecar,
+            trace_steps=args.trace_steps,
+            rank_module=args.rank_module,
+            device_env=env,
+        )
+        agent = NodeAgent(node, rendezvous=meeting, nursery=nursery)
+        agent.run()
+        return Exit.OK
+    except RunEndedError as exc:
+        print(exc, file=sys.stderr)
+        return exc.verdict.exit_code
+    except ContactLostError as exc:
+        print(f"this attempt is over: {exc}", file=sys.stderr)
+        return Exit.PEER_LOST
+    except (SignalException, KeyboardInterrupt):
+        if meeting is not None:
+            meeting.declare_over(f"the supervisor of node {args.node} was told to end")
+        return Exit.INTERRUPTED
+    except BaseException:
+        if meeting is not None:
+            meeting.declare_over(f"the supervisor of node {args.node} ended by an error of its own")
+        raise
+    finally:
+        nursery.close()
+        if meeting is not None:
+            meeting.shutdown()
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    """Until torch's agent sets its own handlers."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="omni_trainer.supervise", description=__doc__)
+    add = parser.add_argument
+    add("--plan", type=Path, required=True, help="JobPlan file")
+    add("--node", type=int, required=True, help="index of this node in the plan")
+    add("--attempt", type=int, required=True, help="number of this placement of the job")
+    add("--rendezvous", required=True, help="HOST:PORT that node 0's supervisor serves")
+    add("--sidecar", required=True, help="path of the node's sidecar socket")
+    add("--run-dir", type=Path, required=True, help="folder for logs, metrics and events")
+    add("--trace-steps", default="", help="comma-separated steps whose timeline is written")
+    add("--rank-module", default="omni_trainer.main", help="main program of a rank")
+    add("--preload", action="append", help="module imported once for all ranks; repeatable")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
