@@ -1,9 +1,12 @@
 """Who needs what of a step: the filter that keeps a node from fetching what it does not consume."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_contract.dataflow import stage_of
 from omni_contract.plan import JobPlan
+from omni_contract.spec_model import Modality
+from omni_dataloader.sample_plan import MicrobatchPlan, SourceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +50,20 @@ def _need(plan: JobPlan, rank: int, microbatch: int) -> Need:
         labels=plan.layout.is_last_stage(rank),
         encode=encodes and stage_of(plan.dataflow, microbatch) == coords.pp_rank,
     )
+
+
+def wanted_parts(
+    ranks: Iterable[Need],
+    placed: Mapping[tuple[int, int], MicrobatchPlan],
+    tables: Sequence[SourceTable],
+) -> set[tuple[int, int, Modality]]:
+    """Parts of samples that a node must read: (source number, sample, modality)."""
+    parts: set[tuple[int, int, Modality]] = set()
+    for need in ranks:
+        samples = placed[need.replica, need.microbatch].samples
+        for source, _, row, *_ in samples.tolist():
+            if need.text:
+                parts.add((source, row, Modality.TEXT))
+            if need.encode:
+                parts.update((source, row, media.modality) for media in tables[source].media)
+    return parts

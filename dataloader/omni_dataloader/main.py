@@ -1,0 +1,184 @@
+"""The data sidecar of one node: reads the plan, opens the data, serves the node's ranks."""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_contract.errors import DataError, OmniError
+from omni_contract.names import Exit
+from omni_contract.plan import JobPlan
+from omni_dataloader.agree import Agreement
+from omni_dataloader.produce import World
+from omni_dataloader.serve import Server, listen
+from omni_dataloader.sources import open_data, plan_samples
+from omni_dataloader.store import Store
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_EXAMPLE = """\
+`omni run` starts one of these for each node. By hand, for a plan of one node:
+
+  python -m omni_dataloader.main --plan plan.json --node 0 --socket /tmp/omni-0.sock \\
+      --listen 127.0.0.1:7000 --peers 127.0.0.1:7000 --run-dir out
+
+S3 is found by storage.endpoint of the plan, else by the AWS chain (AWS_ENDPOINT_URL,
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or a profile). It may be killed at any time and started
+again with the same arguments: its ranks reconnect and go on with exactly the same samples.
+
+Exit codes: 2 a mistake in job, data or storage, 130 ended by SIGTERM or Ctrl-C, 1 a bug.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    plan: Path
+    node: int
+    socket: Path
+    listen: tuple[str, int]
+    peers: Sequence[tuple[str, int]]
+    run_dir: Path
+    die_with_parent: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until told to end. Returns an exit code of omni_contract.names.Exit."""
+    options = parse_options(argv)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s data node={options.node} %(levelname)s %(message)s",
+        force=True,
+    )
+    try:
+        if options.die_with_parent:
+            _die_with_parent()
+        return asyncio.run(_serve(options))
+    except OmniError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return Exit.USER
+
+
+def parse_options(argv: Sequence[str] | None) -> Options:
+    """Read the command line; ends the program with code 2 where it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m omni_dataloader.main",
+        description="Serves the samples of every step to the ranks of one node.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--plan", required=True, type=Path, help="the job's compiled plan, a JSON file")
+    add("--node", required=True, type=int, help="index of this node in the plan, from 0")
+    add("--socket", required=True, type=Path, help="unix socket to serve the node's ranks on")
+    add("--listen", required=True, type=_address, metavar="HOST:PORT",
+        help="where the data services of other nodes reach this one")  # fmt: skip
+    add("--peers", required=True, type=_addresses, metavar="HOST:PORT,...",
+        help="the --listen address of every node, in node order, this one included")  # fmt: skip
+    add("--run-dir", required=True, type=Path, help="folder of the run; a small state lies there")
+    add("--die-with-parent", action="store_true", help="end when the parent process ends")
+    values = parser.parse_args(argv)
+    if not 0 <= values.node < len(values.peers):
+        parser.error(f"--node {values.node} is not one of the {len(values.peers)} nodes of --peers")
+    return Options(**vars(values))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    return [_address(part) for part in text.split(",")]
+
+
+async def _serve(options: Options) -> int:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, ended.set)
+    plan = JobPlan.load(options.plan)
+    if len(options.peers) != plan.layout.num_nodes:
+        raise DataError(
+            f"--peers: {len(options.peers)} addresses for the {plan.layout.num_nodes} nodes of "
+            f"{options.plan}; give one a node"
+        )
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    # Bound first: a second sidecar on the same node must find out before it does any work.
+    listener = listen(options.socket)
+    executor = ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 2), "omni-fetch")
+    agreement = Agreement(node=options.node, peers=options.peers, plan_hash=plan.hash)
+    try:
+        serving = asyncio.create_task(_start(options, plan, executor, agreement, listener))
+        ending = asyncio.create_task(ended.wait())
+        await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        serving.cancel()
+        await asyncio.wait((serving,))
+        log.info("ended")
+        return Exit.INTERRUPTED
+    finally:
+        await agreement.close()
+        listener.close()
+        options.socket.unlink(missing_ok=True)
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _start(
+    options: Options,
+    plan: JobPlan,
+    executor: ThreadPoolExecutor,
+    agreement: Agreement,
+    listener: socket.socket,
+) -> None:
+    try:
+        await agreement.start(*options.listen)
+    except OSError as exc:
+        host, port = options.listen
+        raise DataError(f"--listen {host}:{port}: {exc.strerror}; use a free port") from None
+    store = await asyncio.to_thread(Store.open, plan.spec.storage)
+    data = await asyncio.to_thread(open_data, plan.spec, store)
+    world = World(
+        plan=plan,
+        node=options.node,
+        data=data,
+        samples=plan_samples(data, plan),
+        store=store,
+        executor=executor,
+        agreement=agreement,
+        run_dir=options.run_dir,
+    )
+    log.info("serving socket=%s plan=%s", options.socket, plan.hash)
+    await Server(world).run(listener)
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent or parent == 1:
+        raise DataError("the parent process is gone already")
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Threads may hang in a read from storage for a minute; nothing of theirs needs an orderly end.
+    os._exit(code)
