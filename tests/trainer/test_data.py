@@ -24,7 +24,6 @@ def client_of(path: Path, **changes: Any) -> DataClient:
         "rank": 1,
         "next_step": 1,
         "state": None,
-        "device": torch.device("cpu"),
         "away_s": 5.0,
     }
     return DataClient(path, **{**arguments, **changes})

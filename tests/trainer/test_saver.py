@@ -15,7 +15,7 @@ from omni_contract.spec_data import StorageSpec
 from omni_contract.wire import LoaderState
 from omni_trainer import checkpoint
 from omni_trainer.environment import Pair
-from omni_trainer.saver import SaveOutcome, Saver, copy_tree
+from omni_trainer.saver import SaveOutcome, Saver
 from omni_trainer.storage import Folder
 from tests.fakes.refusing_s3 import RefusingS3
 from tests.trainer.plans import plan_of
@@ -54,22 +54,6 @@ def saved_step(folder: Folder, pair: Pair) -> int:
     checkpoint.load_object(folder, manifest, "rank-0")
     checkpoint.load_data_state(folder, manifest)
     return manifest.ref.step
-
-
-def test_training_goes_on_over_the_saved_tensors(bucket: str) -> None:
-    folder, outcomes = Folder(f"{bucket}/run", StorageSpec()), list[SaveOutcome]()
-    saver = saver_of(folder, outcomes)
-    weight = torch.ones(1 << 16)
-    saver.save(20, {"rank-0": {"weight": weight}}, state_after(20), last=False)
-    weight.zero_()  # the next step, while the save is under way
-    saver.settle()
-    plan = plan_of(folder.uri)
-    manifest = checkpoint.read_manifest(
-        folder, plan, checkpoint.claim(folder, plan.name, SECOND).latest
-    )
-    assert manifest is not None
-    assert checkpoint.load_object(folder, manifest, "rank-0")["weight"].sum() == 1 << 16
-    assert [(o.step, o.error) for o in outcomes] == [(20, None)]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -228,14 +212,3 @@ def test_an_abandoned_save_does_not_count(bucket: str) -> None:
     saver.abandon()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("save-")]
     assert checkpoint.claim(folder, "stamps", SECOND).latest.checkpoints == []
-
-
-def test_a_copy_shares_nothing() -> None:
-    base = torch.arange(10.0)
-    tree = {"view": base[2:4], "pair": (base, [base]), "number": 3}
-    copy = copy_tree(tree)
-    base.zero_()
-    assert copy["view"].tolist() == [2.0, 3.0]
-    assert copy["view"].untyped_storage().nbytes() == 8
-    assert copy["pair"][0].sum() == copy["pair"][1][0].sum() == 45
-    assert copy["pair"][0].data_ptr() != copy["pair"][1][0].data_ptr()

@@ -1,7 +1,7 @@
 """Client of the node's data sidecar: asks for steps in turn, maps what it answers.
 
-On a CPU the arrays of a step are views of the sidecar's ring, valid until `release`. A sidecar
-that dies is waited for and joined again, with the same pair; the rank never notices but in time.
+The arrays of a step are views of the sidecar's ring, valid until `release`. A sidecar that dies is
+waited for and joined again, with the same pair; the rank notices by the clock alone.
 """
 
 import mmap
@@ -62,7 +62,6 @@ class DataClient:
         rank: int,
         next_step: int,
         state: wire.LoaderState | None,
-        device: torch.device,
         is_ending: Callable[[], bool] = lambda: False,
         away_s: float = AWAY_S,
     ) -> None:
@@ -72,7 +71,6 @@ class DataClient:
         self._rank = rank
         self._next_step = next_step
         self._state = state
-        self._device = device
         self._is_ending = is_ending
         self._away_s = away_s
         self._socket: socket.socket | None = None
@@ -87,7 +85,7 @@ class DataClient:
         if not isinstance(answer, wire.Batch) or answer.step != step:
             raise self._unexpected(f"the batch of step {step}", answer)
         assert self._ring is not None
-        inputs = step_inputs(answer, self._ring, self._device)
+        inputs = step_inputs(answer, self._ring)
         self._next_step = step + 1
         return StepData(
             inputs=inputs,
@@ -98,7 +96,7 @@ class DataClient:
         )
 
     def release(self, step: int) -> None:
-        """The step's arrays are no longer used; on a CPU they are invalid from here on."""
+        """The step's arrays are no longer used; they are invalid from here on."""
         if self._socket is None:
             return
         try:
@@ -208,25 +206,23 @@ class DataClient:
         )
 
 
-def step_inputs(batch: wire.Batch, ring: mmap.mmap, device: torch.device) -> StepInputs:
-    """The arrays of a batch: views of the ring on a CPU, copies on a GPU. Never write to them."""
+def step_inputs(batch: wire.Batch, ring: mmap.mmap) -> StepInputs:
+    """The arrays of a batch: views of the ring, on the CPU. Never write to them."""
     with warnings.catch_warnings():
         # The ring is mapped for reading: a write in place ends the process instead of going
         # unnoticed, which is what torch warns of.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return StepInputs(
             step=batch.step,
-            microbatches=tuple(_microbatch(m, ring, device) for m in batch.microbatches),
+            microbatches=tuple(_microbatch(m, ring) for m in batch.microbatches),
         )
 
 
-def _microbatch(
-    microbatch: wire.Microbatch, ring: mmap.mmap, device: torch.device
-) -> MicrobatchInputs:
+def _microbatch(microbatch: wire.Microbatch, ring: mmap.mmap) -> MicrobatchInputs:
     arrays = {name: _array(ref, ring) for name, ref in microbatch.tensors.items()}
 
     def tensor(name: str) -> torch.Tensor | None:
-        return torch.from_numpy(arrays[name]).to(device) if name in arrays else None
+        return torch.from_numpy(arrays[name]) if name in arrays else None
 
     return MicrobatchInputs(
         index=microbatch.index,

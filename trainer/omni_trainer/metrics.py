@@ -110,21 +110,20 @@ class RunFolder:
         self._path = path
         self._rank = rank
         self._pair = pair
-        self._board = (
-            SummaryWriter(str(path / TENSORBOARD_FOLDER), filename_suffix=f".{pair}")
-            if rank == 0
-            else None
-        )
+        self._board: SummaryWriter | None = None
 
     def write_step(self, record: StepRecord) -> None:
         """Append a step to the metrics and to TensorBoard. Rank 0 only."""
         append(self._path / names.METRICS_FILE, record)
+        if self._board is None:
+            self._board = SummaryWriter(
+                str(self._path / TENSORBOARD_FOLDER),
+                purge_step=record.step,  # hides what an earlier generation wrote beyond it
+                flush_secs=10,
+                filename_suffix=f".{self._pair}",
+            )
         for name, value in _scalars(record).items():
-            self._scalar(name, value, record.step)
-
-    def _scalar(self, name: str, value: float, step: int) -> None:
-        assert self._board is not None, "only rank 0 writes steps"
-        self._board.add_scalar(name, value, step)
+            self._board.add_scalar(name, value, record.step)
 
     def write_consumed(self, record: ConsumedRecord) -> None:
         """Append the samples a last-stage rank consumed."""
@@ -162,11 +161,6 @@ class RunFolder:
             rank=self._rank,
             seconds=seconds,
         )
-
-    def flush(self) -> None:
-        """Bring TensorBoard's buffer to disk."""
-        if self._board is not None:
-            self._board.flush()
 
     def close(self) -> None:
         """Flush and end TensorBoard's thread."""

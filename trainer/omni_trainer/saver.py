@@ -1,4 +1,4 @@
-"""Saves while training goes on: a copy on the training thread, the rest on a thread of its own.
+"""Saves while training goes on: serialising, uploading and commit on a thread of their own.
 
 The thread runs no collective. Ranks meet again in `settle`, on the training thread, and agree
 there whether the save before counted, so that all of them go on or none.
@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from omni_contract.errors import OmniError, StaleError, StorageError
 from omni_contract.plan import JobPlan
@@ -84,7 +82,8 @@ class Saver:
     ) -> None:
         """Save the state after `step`. Collective over all ranks; waits for the save before.
 
-        `state` is the data state, on rank 0 only. `last`: wait for the end; it must succeed.
+        `objects` are copies: training goes on meanwhile. `state` is the data state, on rank 0
+        only. `last`: wait for the end; it must succeed.
         Otherwise raises StorageError only when checkpoint.failedSaves is passed.
         """
         self.settle()
@@ -94,10 +93,9 @@ class Saver:
                 "resumed from and is not saved"
             )
         ref = CheckpointRef(step=step, attempt=self._pair.attempt, generation=self._pair.generation)
-        copies = {name: copy_tree(value) for name, value in objects.items()}
         blob = state.blob if self._rank == 0 and state is not None else None
         self._thread = threading.Thread(
-            target=self._run, args=(ref, copies, blob), name=f"save-{step}", daemon=True
+            target=self._run, args=(ref, objects, blob), name=f"save-{step}", daemon=True
         )
         self._thread.start()
         if last or not self._plan.spec.checkpoint.async_:
@@ -189,15 +187,3 @@ class Saver:
         except StorageError as exc:
             return f"older checkpoints stay: {exc}"
         return None
-
-
-def copy_tree(value: Any) -> Any:
-    """A copy on the CPU that shares no storage with `value`: training may go on."""
-    if isinstance(value, torch.Tensor):
-        # Never a view: a view would save its whole base, and two would stay tied when loaded.
-        return value.detach().to("cpu", copy=True).contiguous()
-    if isinstance(value, Mapping):
-        return {key: copy_tree(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copy_tree(inner) for inner in value)
-    return value
