@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from omni_contract.spec_model import Modality, VitSpec
+from omni_planner.cost import patch_positions
 from omni_trainer.batch import MicrobatchInputs
 from omni_trainer.encoders.attend import SelfAttention
 from omni_trainer.encoders.plugin import Encoder, Mlp, Projector
@@ -57,33 +58,20 @@ class Vit(Encoder):
         sizes = grid.numpy().astype(np.int64)  # [i, 2]
         lengths = (sizes[:, 0] * sizes[:, 1]).tolist()
         pixels = patches.to(device).to(weight.dtype) / 127.5 - 1  # [P, 3*patch*patch]
-        positions = torch.from_numpy(_positions(sizes)).to(device)  # [P, 2]
+        positions = torch.from_numpy(_positions(sizes, self.spec.merge_patches)).to(device)  # [P, 2]
         x = self.embed(pixels)  # [P, C]
         x = x + _sines(positions, self.spec.hidden_size).to(weight.dtype)
         for block in self.blocks:
             x = block(x, lengths)
-        order = torch.from_numpy(merge_order(sizes, self.spec.merge_patches)).to(device)
-        merged = x[order].view(len(order) // self.spec.merge_patches**2, -1)  # [O, m*m*C]
+        # Patches arrive with each m x m square as one run, so merging moves nothing.
+        merged = x.reshape(len(x) // self.spec.merge_patches**2, -1)  # [O, m*m*C]
         out: Tensor = self.projector(merged)
         return out  # [O, W]
 
 
-def merge_order(grid: NDArray[np.int64], merge: int) -> NDArray[np.int64]:
-    """Patch numbers such that each m x m square is one run, squares row by row: [i, 2] -> [P]."""
-    orders = []
-    first = 0
-    for rows, columns in grid.tolist():
-        numbers = first + np.arange(rows * columns).reshape(
-            rows // merge, merge, columns // merge, merge
-        )
-        orders.append(numbers.swapaxes(1, 2).reshape(-1))  # [rows*columns]
-        first += rows * columns
-    return np.concatenate(orders)  # [P]
-
-
-def _positions(grid: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Row and column of each patch: [i, 2] -> [P, 2]."""
-    cells = [np.indices((rows, columns)).reshape(2, -1).T for rows, columns in grid.tolist()]
+def _positions(grid: NDArray[np.int64], merge: int) -> NDArray[np.float32]:
+    """Row and column of each patch, in the order patches arrive: [i, 2] -> [P, 2]."""
+    cells = [patch_positions(rows, columns, merge) for rows, columns in grid.tolist()]
     return np.concatenate(cells).astype(np.float32)  # [P, 2]
 
 
