@@ -58,7 +58,9 @@ class Vit(Encoder):
         sizes = grid.numpy().astype(np.int64)  # [i, 2]
         lengths = (sizes[:, 0] * sizes[:, 1]).tolist()
         pixels = patches.to(device).to(weight.dtype) / 127.5 - 1  # [P, 3*patch*patch]
-        positions = torch.from_numpy(_positions(sizes, self.spec.merge_patches)).to(device)  # [P, 2]
+        positions = torch.from_numpy(_positions(sizes, self.spec.merge_patches)).to(
+            device
+        )  # [P, 2]
         x = self.embed(pixels)  # [P, C]
         x = x + _sines(positions, self.spec.hidden_size).to(weight.dtype)
         for block in self.blocks:
