@@ -83,7 +83,7 @@ def loss_by_kind(
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("loss per loss token")
         axes.set_xlim(left=0)
-        axes.legend(loc="upper right", ncols=4)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
         return _svg(figure)
 
 

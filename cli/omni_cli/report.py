@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from omni_cli import figures
 from omni_cli.local_s3 import LocalS3
 from omni_cli.samples import choose, planned_pieces, shown
-from omni_cli.summary import final_samples, final_steps, incidents, pair_of, summarize
+from omni_cli.summary import NUM_ENDS, final_samples, final_steps, incidents, pair_of, summarize
 from omni_cli.trace import chrome_trace, idle_share, most_live
 from omni_contract import names
 from omni_contract.errors import DataError, OmniError
@@ -133,6 +133,7 @@ def _page(
     return environment.get_template("report.html.j2").render(
         plan=records.plan,
         summary=summary,
+        num_ends=NUM_ENDS,
         kinds=[(k, figures.KIND_NAMES[k], figures.KIND_COLORS[k]) for k in figures.KIND_NAMES],
         steps=steps,
         tokens=sum(step.tokens for step in steps),

@@ -84,7 +84,7 @@ def shown(
         match encoder:
             case VitSpec():
                 patches, grid = image_patches(raw[modality], size, encoder)
-                picture = _png(_unpatched(patches, grid, encoder))
+                picture = _png(unpatched(patches, grid, encoder))
             case UsmSpec():
                 frames = audio_features(raw[modality], size, encoder)
     text = decode_text(raw[Modality.TEXT])
@@ -106,10 +106,8 @@ def shown(
     )
 
 
-def _unpatched(
-    patches: NDArray[np.uint8], grid: tuple[int, int], vit: VitSpec
-) -> NDArray[np.uint8]:
-    """Put patches [R*C, 3*P*P] together again: [R*P, C*P, 3]."""
+def unpatched(patches: NDArray[np.uint8], grid: tuple[int, int], vit: VitSpec) -> NDArray[np.uint8]:
+    """Put the patches of a picture [R*C, 3*P*P] together again: [R*P, C*P, 3]."""
     rows, columns = grid
     side = vit.patch_size
     image = np.zeros((rows, columns, side, side, 3), np.uint8)

@@ -86,5 +86,9 @@ def most_live(traces: Iterable[RankTrace]) -> int:
 def idle_share(trace: RankTrace) -> float:
     """Part of the step in which the rank computed nothing."""
     end = max((span.end_s for span in trace.spans), default=0.0)
-    busy = sum(span.end_s - span.start_s for span in trace.spans if span.op in WORK)
+    busy, covered = 0.0, 0.0
+    # Encoder work may be recorded inside the LLM operation whose slot it fills.
+    for span in sorted((s for s in trace.spans if s.op in WORK), key=lambda s: s.start_s):
+        busy += max(0.0, span.end_s - max(span.start_s, covered))
+        covered = max(covered, span.end_s)
     return 1 - busy / end if end else 0.0
