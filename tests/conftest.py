@@ -34,12 +34,12 @@ def s3(s3_env: dict[str, str]) -> Store:
     return Store.open(StorageSpec())
 
 
-_buckets = iter(range(10**6))
+_BUCKET = "tests"  # one for all: each bucket would take a volume of the server
+_folders = iter(range(10**6))
 
 
 @pytest.fixture
 def bucket(s3: Store) -> str:
-    """A bucket of this test's own, as an address: s3://test-0."""
-    name = f"test-{next(_buckets)}"
-    s3.create_bucket(name)
-    return f"s3://{name}"
+    """An empty place of this test's own, as an address: s3://tests/0."""
+    s3.create_bucket(_BUCKET)
+    return f"s3://{_BUCKET}/{next(_folders)}"

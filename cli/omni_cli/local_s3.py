@@ -133,10 +133,16 @@ class LocalS3:
         return Store.open(StorageSpec(endpoint=self.endpoint), keys=self._keys)
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = _lock(self._folder)
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = _lock(self._folder)
             self._start()
+        except OSError as exc:
+            self.stop()
+            raise StorageError(
+                f"{self._folder}: cannot hold the local S3 server: {exc.strerror} "
+                f"({exc.filename}); choose another folder"
+            ) from None
         except BaseException:
             self.stop()
             raise

@@ -143,7 +143,7 @@ class SourceIndex:
         found = f"{uri}/{MANIFEST_NAME}"
         if not store.exists(found):
             raise DataError(f"{found}: missing, so {uri} is no indexed source; {AGAIN}")
-        manifest = _parse_manifest(store.read(found), found)
+        manifest = parse_manifest(store.read(found), found)
         try:
             raw = store.read(f"{uri}/{SAMPLES_NAME}")
         except StorageError as exc:
@@ -253,7 +253,8 @@ def dump_records(records: NDArray[np.void]) -> bytes:
     return buffer.getvalue()
 
 
-def _parse_manifest(raw: bytes, name: str) -> Manifest:
+def parse_manifest(raw: bytes, name: str) -> Manifest:
+    """Read `index.json`. Raises DataError that names it `name`."""
     try:
         document = json.loads(raw)
     except ValueError:

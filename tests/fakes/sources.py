@@ -40,7 +40,7 @@ class FakeSources:
         return self.folder / "tokenizer.json"
 
     def upload(self, store: Store, uri: str) -> None:
-        """Upload everything under an address such as s3://test-0."""
+        """Upload everything under an address such as s3://tests/0."""
         for name in SOURCES:
             upload_source(store, self.folder / name, f"{uri}/{name}")
         store.write_file(f"{uri}/tokenizer.json", self.tokenizer_path)

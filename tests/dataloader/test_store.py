@@ -1,0 +1,129 @@
+"""The door to S3: ranges come back as asked, failures as one sentence with a way out."""
+
+from pathlib import Path
+
+import pytest
+
+from omni_cli.local_s3 import is_port_free
+from omni_contract.errors import StorageError
+from omni_contract.spec_data import StorageSpec
+from omni_dataloader.store import Store, coalesce, split_uri
+
+DATA = bytes(range(256)) * 4096
+
+
+def test_near_ranges_become_one() -> None:
+    assert coalesce([(100, 10), (0, 10), (10, 5)], gap_bytes=0) == [(0, 15), (100, 10)]
+    assert coalesce([(100, 10), (0, 10)], gap_bytes=90) == [(0, 110)]
+    assert coalesce([(0, 100), (10, 5)], gap_bytes=0) == [(0, 100)]
+    assert coalesce([]) == []
+
+
+def test_ranges_come_back_in_the_order_asked(s3: Store, bucket: str) -> None:
+    s3.write(f"{bucket}/x", DATA)
+    ranges = [(900_000, 7), (5, 3), (0, 0), (6, 1), (500_000, 100_000), (5, 3), (1_048_570, 6)]
+    got = s3.read_ranges(f"{bucket}/x", ranges)
+    assert [bytes(part) for part in got] == [DATA[o : o + n] for o, n in ranges]
+
+
+def test_waste_is_metered(s3: Store, bucket: str) -> None:
+    s3.write(f"{bucket}/x", DATA)
+    before = s3.needed_bytes, s3.fetched_bytes
+    s3.read_ranges(f"{bucket}/x", [(0, 10), (1000, 10)])
+    assert s3.needed_bytes - before[0] == 20
+    assert s3.fetched_bytes - before[1] == 1010
+
+
+def test_a_range_past_the_end_is_short(s3: Store, bucket: str) -> None:
+    """A shard cut short must reach the check that names it, not die as a strange HTTP error."""
+    s3.write(f"{bucket}/x", b"0123456789")
+    got = s3.read_ranges(f"{bucket}/x", [(0, 2), (8, 10), (20, 5)])
+    assert [bytes(part) for part in got] == [b"01", b"89", b""]
+    assert [bytes(part) for part in s3.read_ranges(f"{bucket}/x", [(2**20, 5)])] == [b""]
+
+
+def test_objects_are_written_listed_and_deleted(s3: Store, bucket: str, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(DATA * 20)
+    s3.write_file(f"{bucket}/d/big", tmp_path / "big")
+    s3.write(f"{bucket}/d/small", b"1")
+    s3.write(f"{bucket}/dd", b"no part of the folder d")
+    assert [(i.uri, i.size_bytes) for i in s3.list(f"{bucket}/d")] == [
+        (f"{bucket}/d/big", len(DATA) * 20),
+        (f"{bucket}/d/small", 1),
+    ]
+    s3.read_file(f"{bucket}/d/big", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA * 20
+    assert s3.size(f"{bucket}/d/small") == 1 and s3.exists(f"{bucket}/d/small")
+    s3.delete(f"{bucket}/d/small")
+    s3.delete(f"{bucket}/d/small")
+    assert not s3.exists(f"{bucket}/d/small")
+
+
+def test_a_missing_bucket_is_named(s3: Store, tmp_path: Path) -> None:
+    uri = "s3://no-such-bucket/a"
+    (tmp_path / "f").write_bytes(b"1")
+    for use in (
+        lambda: s3.read(uri),
+        lambda: s3.read_ranges(uri, [(0, 1)]),
+        lambda: s3.size(uri),
+        lambda: s3.exists(uri),
+        lambda: s3.list(uri),
+        lambda: s3.write(uri, b"1"),
+        lambda: s3.write_file(uri, tmp_path / "f"),
+        lambda: s3.read_file(uri, tmp_path / "g"),
+    ):
+        with pytest.raises(StorageError, match="s3://no-such-bucket: there is no such bucket at"):
+            use()
+
+
+def test_a_missing_object_is_named(s3: Store, bucket: str, tmp_path: Path) -> None:
+    for use in (
+        lambda: s3.read(f"{bucket}/a"),
+        lambda: s3.read_ranges(f"{bucket}/a", [(0, 1)]),
+        lambda: s3.size(f"{bucket}/a"),
+        lambda: s3.read_file(f"{bucket}/a", tmp_path / "g"),
+    ):
+        with pytest.raises(StorageError, match=f"{bucket}/a: there is no such object"):
+            use()
+
+
+def test_wrong_keys_are_refused(s3: Store, bucket: str) -> None:
+    s3.write(f"{bucket}/a", b"1")
+    other = Store.open(StorageSpec(endpoint=s3.endpoint), keys=("somebody", "else"))
+    for use in (
+        lambda: other.read(f"{bucket}/a"),
+        lambda: other.read_ranges(f"{bucket}/a", [(0, 1)]),
+        lambda: other.exists(f"{bucket}/a"),
+    ):
+        with pytest.raises(StorageError, match="refuses these credentials.*AWS_ACCESS_KEY_ID"):
+            use()
+
+
+def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(StorageError, match="no credentials found; set AWS_ACCESS_KEY_ID"):
+        Store.open(StorageSpec(endpoint="http://127.0.0.1:9"))
+
+
+def test_a_server_that_is_not_there() -> None:
+    port = next(port for port in range(2000, 3000) if is_port_free(port))
+    store = Store.open(StorageSpec(endpoint=f"http://127.0.0.1:{port}"), keys=("a", "b"))
+    for use in (lambda: store.read("s3://b/a"), lambda: store.read_ranges("s3://b/a", [(0, 1)])):
+        with pytest.raises(StorageError, match=f"127.0.0.1:{port} cannot be reached"):
+            use()
+
+
+@pytest.mark.parametrize("uri", ["b/a", "http://b/a", "s3:///a", ""])
+def test_what_is_no_s3_address(uri: str) -> None:
+    with pytest.raises(StorageError, match="no S3 address"):
+        split_uri(uri)
+
+
+def test_creating_a_bucket_twice_changes_nothing(s3: Store, bucket: str) -> None:
+    s3.write(f"{bucket}/a", b"1")
+    s3.create_bucket(split_uri(bucket)[0])
+    assert s3.read(f"{bucket}/a") == b"1"
