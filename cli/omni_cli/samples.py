@@ -19,6 +19,7 @@ from omni_dataloader.store import Store
 from omni_planner.cost import patch_positions
 
 MOST_CHARACTERS = 420
+MOST_SOUND_BYTES = 1 << 18
 PER_SOURCE = 2
 
 
@@ -36,6 +37,8 @@ class ShownSample:
     """The patches put together again, as a PNG data address."""
     frames: NDArray[np.float32] | None
     """Log-mel frames [F, bins]."""
+    sound: str | None
+    """The recording itself, as a data address."""
 
 
 def planned_pieces(data: OpenedData, plan: JobPlan) -> dict[int, list[Piece]]:
@@ -76,7 +79,7 @@ def shown(
     parts = {m: source.index.part(ext, m) for m, ext in source.spec.parts.items()}
     ranges = [(int(p.offset[row]), int(p.length[row])) for p in parts.values()]
     raw = dict(zip(parts, store.read_ranges(source.index.shard_uri(row), ranges), strict=True))
-    picture, frames = None, None
+    picture, frames, sound = None, None, None
     for modality, encoder in data.encoders.items():
         if modality not in parts:
             continue
@@ -87,6 +90,8 @@ def shown(
                 picture = _png(unpatched(patches, grid, encoder))
             case UsmSpec():
                 frames = audio_features(raw[modality], size, encoder)
+                if len(raw[modality]) <= MOST_SOUND_BYTES:
+                    sound = _data_address(f"audio/{source.spec.parts[modality]}", raw[modality])
     text = decode_text(raw[Modality.TEXT])
     media = [f"{int(m.tokens[row])} {m.modality} tokens" for m in source.table.media]
     if not media:
@@ -103,6 +108,7 @@ def shown(
         text=text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ...",
         picture=picture,
         frames=frames,
+        sound=sound,
     )
 
 
@@ -119,4 +125,8 @@ def unpatched(patches: NDArray[np.uint8], grid: tuple[int, int], vit: VitSpec) -
 def _png(image: NDArray[np.uint8]) -> str:
     file = io.BytesIO()
     imsave(file, image, format="png")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return _data_address("image/png", file.getvalue())
+
+
+def _data_address(kind: str, data: bytes | memoryview) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
