@@ -293,7 +293,7 @@ def forward_backward(
     """
     config = model.config
     count = TokenCount()
-    config.finalize_model_grads_func = functools.partial(_finalize, count)
+    config.finalize_model_grads_func = functools.partial(_finalize, count, slots)
     get_forward_backward_func()(
         forward_step_func=step_func,
         data_iterator=iter(microbatches),
@@ -308,7 +308,12 @@ def forward_backward(
     return count.tokens
 
 
-def _finalize(count: TokenCount, models: Any, num_tokens: Any = None, **options: Any) -> None:
+def _finalize(
+    count: TokenCount, slots: Slots, models: Any, num_tokens: Any = None, **options: Any
+) -> None:
+    # Stage 0 may still owe the gradients of its last backwards. Stages that wait for them in the
+    # slot of their own last backward come to the reductions below only afterwards.
+    slots.open_slot()
     # megatron reduces `num_tokens` in place; the encoders' sums are divided by the same count.
     finalize_model_grads(models, num_tokens, **options)
     count.tokens = int(num_tokens.item())
