@@ -76,7 +76,7 @@ def build(
             cache=cache,
             from_folder=from_folder,
             captions_per_picture=captions_per_picture,
-            say=lambda line: console.print(f"{time.monotonic() - begin:5.0f} s  {line}"),
+            say=lambda line: _print(console, f"{time.monotonic() - begin:5.0f} s  {line}"),
         )
     _show(console, summary, uri)
 
@@ -192,22 +192,27 @@ def _show(console: Console, summary: DemoSummary, uri: str | None) -> None:
         )
     console.print(table)
     if not summary.built and not summary.uploaded:
-        console.print("Everything was there already.")
+        _print(console, "Everything was there already.")
     if uri is not None:
-        console.print(f"The data is at {uri}, the tokenizer at {uri}/tokenizer.json.")
+        _print(console, f"The data is at {uri}, the tokenizer at {uri}/tokenizer.json.")
 
 
 def _show_index(console: Console, place: str, manifest: Manifest, messages: list[str]) -> None:
     for message in messages[:_SHOWN_MESSAGES]:
-        console.print(f"left out: {message}", markup=False)
+        _print(console, f"left out: {message}")
     if len(messages) > _SHOWN_MESSAGES:
-        console.print(f"and {len(messages) - _SHOWN_MESSAGES} more")
+        _print(console, f"and {len(messages) - _SHOWN_MESSAGES} more")
     left_out = _counted(manifest.skipped)
-    console.print(
+    _print(
+        console,
         f"{place}: {manifest.num_samples} samples in {len(manifest.shards)} shards indexed"
         + (f"; left out: {left_out}" if left_out else ""),
-        markup=False,
     )
+
+
+def _print(console: Console, line: str) -> None:
+    """One line, as it is: paths are neither wrapped nor read as markup."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _counted(skipped: dict[str, int]) -> str:

@@ -26,6 +26,8 @@ from omni_dataloader.store import Store
 START_S: Final = 30.0
 STOP_S: Final = 6.0  # SIGTERM takes SeaweedFS up to 6 s; what it wrote survives a SIGKILL
 LOCK_S: Final = 8.0
+MIN_FREE_BYTES: Final = 128 * 2**20
+"""Below this the server would start, then answer writes with an internal error."""
 GRPC_OFFSET: Final = 10_000  # SeaweedFS puts gRPC at each HTTP port + 10000
 FIRST_PORT: Final = 11_000
 LAST_PORT: Final = 22_000  # with the gRPC port still below Linux's ephemeral ports at 32768
@@ -176,6 +178,12 @@ class LocalS3:
             self._lock_fd = None
 
     def _start(self) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if free < MIN_FREE_BYTES:
+            raise StorageError(
+                f"{self._folder}: its disk has {free / 1e6:.0f} MB left, the local S3 server needs "
+                f"{MIN_FREE_BYTES / 1e6:.0f}; make room, or choose another folder"
+            )
         self._keys = _saved_keys(self._folder / "s3.json")
         log = self._folder / "server.log"
         tries = 1 if self._fixed_port is not None else 3  # a free port may be taken in between

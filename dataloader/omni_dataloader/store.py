@@ -326,6 +326,11 @@ class Store:
                 f"{uri}: {self.endpoint} cannot be reached; is it up, and is storage.endpoint "
                 "(or AWS_ENDPOINT_URL) right?"
             )
+        if code == "InternalError":  # all that SeaweedFS says then
+            return StorageError(
+                f"{uri}: {self.endpoint} answers InternalError however often it is asked; is the "
+                "disk of the server full?"
+            )
         if status == 507 or any(words in text.lower() for words in _NO_SPACE):
             return StorageError(f"{uri}: {self.endpoint} has no space left ({text})")
         return StorageError(f"{uri}: {self.endpoint} refused: {text.splitlines()[0]}")

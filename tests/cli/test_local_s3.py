@@ -108,6 +108,17 @@ def test_it_dies_with_its_parent_and_the_folder_can_be_served_again(tmp_path: Pa
     assert not servers_of(tmp_path)
 
 
+def test_a_full_disk_is_named_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_s3, "MIN_FREE_BYTES", 10**18)
+    with (
+        pytest.raises(StorageError, match=r"MB left, the local S3 server needs"),
+        LocalS3(tmp_path),
+    ):
+        pass
+
+
 def test_a_start_that_fails_says_why_and_frees_the_folder(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the server wants a folder")
     with pytest.raises(StorageError, match=f"{tmp_path}: cannot hold"), LocalS3(tmp_path):
