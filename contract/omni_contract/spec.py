@@ -103,6 +103,11 @@ class JobSpec(SpecModel):
             "|| (has(self.train.precision) && self.train.precision == 'fp32')",
             "train.precision must be fp32 where resources.device is cpu",
         ),
+        (
+            # The rules inside resources sleep while the whole block comes or goes.
+            "has(self.resources) == has(oldSelf.resources)",
+            "resources cannot come or go in a job that exists; create a new job",
+        ),
     )
 
     @model_validator(mode="after")

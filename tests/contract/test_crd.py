@@ -174,11 +174,21 @@ def test_python_and_kubernetes_refuse(path: str, value: Any) -> None:
         ("spec.parallelism", ...),
         ("spec.resources.nodes", ...),
         ("spec.resources.ranksPerNode", 4),
+        ("spec.resources", {"ranksPerNode": 2, "device": "cpu"}),
     ],
 )
 def test_what_decides_the_training_cannot_change(path: str, value: Any) -> None:
     said = refusals(changed(path, value), old=DEMO)
     assert said and all("cannot change in a job that exists; create a new job" in s for s in said)
+
+
+def test_the_resources_cannot_go_as_a_whole() -> None:
+    """1 node by default instead of 2: the pipeline would still divide."""
+    job = changed("spec.parallelism.llm.pipeline", 1)
+    without = copy.deepcopy(job)
+    del without["spec"]["resources"]
+    said = refusals(without, old=job)
+    assert any("resources cannot come or go" in line for line in said)
 
 
 @pytest.mark.parametrize(
