@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     Worker,
@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from omni_contract import names
@@ -34,6 +34,7 @@ from omni_trainer.nursery import Nursery
 from omni_trainer.rank_processes import RankProcesses, RunLogs, rank_log
 from omni_trainer.reaper import end_descendants
 from omni_trainer.rendezvous import PlanRendezvous
+from omni_trainer.tail import Tail
 from omni_trainer.verdict import Failure, Ledger, Report, Verdict, decide, find_cause
 
 _CASCADE_GRACE_S = 1.5
@@ -309,8 +310,7 @@ class _Recovery:
         self._node = node
         self._generation = generation
         self._since_s = since_s
-        self._path = node.run_dir / names.METRICS_FILE
-        self._offset = self._path.stat().st_size if self._path.exists() else 0
+        self._steps = Tail(node.run_dir / names.METRICS_FILE, StepRecord, from_end=True)
 
     @classmethod
     def of(cls, node: Node, generation: int) -> "_Recovery | None":
@@ -319,27 +319,19 @@ class _Recovery:
 
     def look(self) -> bool:
         """Read new lines; True once a step of this generation was among them."""
-        if not self._path.exists() or self._path.stat().st_size == self._offset:
-            return False
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole + newline)
-        for line in whole.split(b"\n"):
-            if line.startswith(b"{") and line.endswith(b"}"):
-                step = StepRecord.model_validate_json(line)
-                if (step.attempt, step.generation) == (self._node.attempt, self._generation):
-                    seconds = step.time_s - self._since_s
-                    record_event(
-                        self._node.run_dir,
-                        kind="recovered",
-                        attempt=step.attempt,
-                        generation=step.generation,
-                        step=step.step,
-                        seconds=round(seconds, 3),
-                        message=f"step {step.step} done {seconds:.1f} s after the fault",
-                    )
-                    return True
+        for step in self._steps.read():
+            if (step.attempt, step.generation) == (self._node.attempt, self._generation):
+                seconds = step.time_s - self._since_s
+                record_event(
+                    self._node.run_dir,
+                    kind="recovered",
+                    attempt=step.attempt,
+                    generation=step.generation,
+                    step=step.step,
+                    seconds=round(seconds, 3),
+                    message=f"step {step.step} done {seconds:.1f} s after the fault",
+                )
+                return True
         return False
 
 

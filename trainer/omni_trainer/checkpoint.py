@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omni_contract.errors import SpecError, StaleError, StorageError
@@ -239,6 +238,8 @@ def _read_shard(folder: Folder, manifest: Manifest, file: str) -> bytes:
 
 def load_object(folder: Folder, manifest: Manifest, name: str) -> Any:
     """An object of a rank, as it was saved. Raises StorageError where it is missing or damaged."""
+    import torch  # late: the launcher reads `latest` and has no need of it
+
     data = _read_shard(folder, manifest, f"{name}.pt")
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -263,6 +264,8 @@ def write_rank(
     data_state: bytes | None,
 ) -> None:
     """Write the objects of one rank, then its done file. `data_state`: on rank 0 only."""
+    import torch  # late: the launcher reads `latest` and has no need of it
+
     shards: dict[str, Shard] = {}
     for name, value in objects.items():
         buffer = io.BytesIO()

@@ -30,8 +30,10 @@ class Nursery:
     """The supervisor's end: starts ranks and learns how they ended."""
 
     def __init__(self, *, preload: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        """Start the process. `env` is added to its environment: what imports read, such as OMP."""
-        self._again = lambda: Nursery(preload=preload, log=log, env=env)
+        """Start the process. `preload`: modules, or MODULE:FUNCTION to call. `env` is
+        added to its environment: what imports read, such as OMP_NUM_THREADS.
+        """
+        self._preload, self._log, self._env = preload, log, env
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there, log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -84,7 +86,7 @@ class Nursery:
     def reborn(self) -> "Nursery":
         """Another nursery like this one, which is gone."""
         self.close()
-        return self._again()
+        return Nursery(preload=self._preload, log=self._log, env=self._env)
 
     def close(self) -> None:
         """End the nursery and every rank."""
@@ -109,9 +111,12 @@ def main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the supervisor
-    for module in sys.argv[2:]:
+    for item in sys.argv[2:]:
+        module, _, function = item.partition(":")
         try:
-            importlib.import_module(module)
+            found = importlib.import_module(module)
+            if function:
+                getattr(found, function)()
         except Exception:  # the rank will meet it again and be blamed for it
             traceback.print_exc()
     order = _serve(orders)
@@ -124,15 +129,14 @@ def _serve(orders: socket.socket) -> dict[str, Any] | None:
     nursery = os.getpid()
     alive: dict[int, int] = {}  # pidfd -> pid
     while True:
-        ready, _, _ = select.select([orders, *alive], [], [])
-        for pidfd in ready:
-            if pidfd is not orders:
-                pid = alive.pop(pidfd)
-                os.close(pidfd)
-                _, status = os.waitpid(pid, 0)
-                exit_code = os.waitstatus_to_exitcode(status)
-                orders.send(json.dumps({"ended": pid, "exit": exit_code}).encode())
-        if orders in ready:
+        ready, _, _ = select.select([orders.fileno(), *alive], [], [])
+        for pidfd in alive.keys() & ready:
+            pid = alive.pop(pidfd)
+            os.close(pidfd)
+            _, status = os.waitpid(pid, 0)
+            exit_code = os.waitstatus_to_exitcode(status)
+            orders.send(json.dumps({"ended": pid, "exit": exit_code}).encode())
+        if orders.fileno() in ready:
             raw = orders.recv(_MAX_ORDER_BYTES)
             if not raw:
                 return None

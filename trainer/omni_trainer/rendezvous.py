@@ -11,11 +11,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
@@ -84,7 +85,7 @@ class PlanRendezvous(RendezvousHandler):
         join_timeout_s: float,
         lost_after_s: float = 15,
     ) -> None:
-        """Connect. Raises OmniError where the port is taken, ContactLostError where no one answers."""
+        """Connect. Raises OmniError (the port is taken) or ContactLostError (no one answers)."""
         self.generation: int | None = None
         self._address = address
         self._node = node
@@ -253,12 +254,14 @@ class PlanRendezvous(RendezvousHandler):
                 wait_for_workers=False,
             )
         except DistError as exc:
-            raise ContactLostError(f"no store at {self._address.host}:{self._address.port}") from exc
+            raise ContactLostError(
+                f"no store at {self._address.host}:{self._address.port}"
+            ) from exc
         store.set_timeout(_STORE_TIMEOUT)
         return PrefixStore(f"attempt-{self._attempt}", store)
 
     @contextlib.contextmanager
-    def _translated(self):  # type: ignore[no-untyped-def]
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except DistError as exc:

@@ -17,6 +17,9 @@ from omni_contract.plan import JobPlan
 from omni_trainer.nursery import Nursery
 from omni_trainer.reaper import adopt_orphans, end_descendants
 
+_RANK_MODULE = "omni_trainer.main"
+_PRELOAD = "omni_trainer.preload:on_cpu"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks of one node to the end of the job or of the attempt."""
@@ -57,9 +60,11 @@ def _supervise(args: argparse.Namespace) -> int:
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise OmniError(f"--run-dir {args.run_dir}: {exc.strerror}; take a folder you own") from None
+        raise OmniError(
+            f"--run-dir {args.run_dir}: {exc.strerror}; take a folder you own"
+        ) from None
     env = device_env(plan, args.rendezvous.rpartition(":")[0])
-    preload = args.preload if args.preload is not None else [args.rank_module]
+    preload = [_PRELOAD] if args.rank_module == _RANK_MODULE else [args.rank_module]
     nursery = Nursery(
         # On a GPU nothing is preloaded: an import that touches CUDA would spoil every fork.
         preload=preload if uses_cpu(plan) else [],
@@ -137,8 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sidecar", required=True, help="path of the node's sidecar socket")
     add("--run-dir", type=Path, required=True, help="folder for logs, metrics and events")
     add("--trace-steps", default="", help="comma-separated steps whose timeline is written")
-    add("--rank-module", default="omni_trainer.main", help="main program of a rank")
-    add("--preload", action="append", help="module imported once for all ranks; repeatable")
+    add("--rank-module", default=_RANK_MODULE, help="main program of a rank")
     return parser
 
 
