@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from threadpoolctl import threadpool_limits
+
 from omni_contract.errors import DataError, OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
@@ -62,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         format=f"%(asctime)s data node={options.node} %(levelname)s %(message)s",
         force=True,
     )
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where credentials were
+    # Samples are decoded side by side; a matrix product that spreads over all cores itself only
+    # waits, at twice the CPU time, and rounds differently from machine to machine.
+    threadpool_limits(1, user_api="blas")
     try:
         if options.die_with_parent:
             _die_with_parent()

@@ -23,6 +23,9 @@ from omni_planner.compile import compile_plan
 from tests.contract.jobs import DEMO
 from tests.fakes.sources import SOURCES, VOCAB_SIZE
 
+_open_clients: "list[SidecarClient]" = []
+"""Closed with the sidecars they talk to."""
+
 Array = NDArray[Any]
 WAIT_S = 60.0
 
@@ -50,6 +53,7 @@ class SidecarClient:
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(WAIT_S)
+        _open_clients.append(self)
         deadline_s = time.monotonic() + WAIT_S
         while True:
             try:
@@ -234,7 +238,13 @@ def sidecars(plan: JobPlan, folder: Path) -> Iterator[list[Sidecar]]:
         for node in range(plan.layout.num_nodes):
             started.append(Sidecar(plan, node, folder, ports))
             stack.callback(_reap, started[-1])
+        stack.callback(_close_clients)
         yield started
+
+
+def _close_clients() -> None:
+    while _open_clients:
+        _open_clients.pop().close()
 
 
 def _reap(sidecar: Sidecar) -> None:
