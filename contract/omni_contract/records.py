@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omni_contract.spec_model import Modality
 from omni_contract.spec_run import FaultClass, RestartAction
@@ -19,8 +19,14 @@ class Record(BaseModel):
         """Every whole line of a file; a line cut short by a kill is left out; no file, no lines."""
         if not path.exists():
             return []
-        lines = path.read_bytes().split(b"\n")[:-1]
-        return [cls.model_validate_json(line) for line in lines if line]
+        records: list[Self] = []
+        for line in filter(None, path.read_bytes().split(b"\n")[:-1]):
+            try:
+                records.append(cls.model_validate_json(line))
+            except ValidationError as exc:
+                if any(error["type"] != "json_invalid" for error in exc.errors()):
+                    raise
+        return records
 
 
 class LossSum(Record):

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from omni_contract import names
+from omni_contract.errors import StorageError
 from omni_contract.records import (
     ConsumedRecord,
     ConsumedSample,
@@ -32,21 +33,16 @@ LOSS_KINDS = (Modality.TEXT, Modality.IMAGE, Modality.AUDIO)
 def append(path: Path, record: Record) -> None:
     """Append one line in a single write."""
     line = record.model_dump_json().encode() + b"\n"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
-        # A line that a killed writer cut short must not swallow this one.
-        size = os.fstat(fd).st_size
-        if size and not _ends_line(path, size):
-            line = b"\n" + line
-        os.write(fd, line)
-    finally:
-        os.close(fd)
-
-
-def _ends_line(path: Path, size: int) -> bool:
-    with path.open("rb") as file:
-        file.seek(size - 1)
-        return file.read(1) == b"\n"
+        with path.open("a+b", buffering=0) as file:
+            # A line that a killed writer cut short must not swallow this one.
+            if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line
+            file.write(line)
+    except OSError as exc:
+        raise StorageError(
+            f"{path}: cannot be written: {exc.strerror}; free space, or take another --run-dir"
+        ) from None
 
 
 def step_record(
