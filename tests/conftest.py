@@ -28,10 +28,16 @@ def s3_env(s3_server: LocalS3) -> Iterator[dict[str, str]]:
         yield env
 
 
+@pytest.fixture(scope="session")
+def _store(s3_server: LocalS3) -> Store:
+    with mock.patch.dict(os.environ, dict(s3_server.env)):
+        return Store.open(StorageSpec())
+
+
 @pytest.fixture
-def s3(s3_env: dict[str, str]) -> Store:
-    """A store found by the AWS chain alone."""
-    return Store.open(StorageSpec())
+def s3(_store: Store, s3_env: dict[str, str]) -> Store:
+    """A store found by the AWS chain alone; opened once, as a client takes long to make."""
+    return _store
 
 
 _BUCKET = "tests"  # one for all: each bucket would take a volume of the server

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -36,6 +37,7 @@ SOURCES: dict[str, dict[str, Modality]] = {
 }
 
 _DONE_NAME = "demo.json"
+_BY_WORK = ("speech", "drawings", "pictures", "books")
 
 Say = Callable[[str], None]
 """Shows a line of progress."""
@@ -123,14 +125,20 @@ def _build(packages: Path, folder: Path, captions_per_picture: int, say: Say) ->
         "speech": stamps.speech(found, skipped=skipped["speech"]),
         "books": texts,
     }
-    for name, parts in SOURCES.items():
+
+    def build(name: str) -> None:
         say(f"Building {name}")
         write_shards(samples[name], partial / name)
-        indexer = Indexer(parts=parts, tokenizer=tokenizer, skip_bad=True)
+        indexer = Indexer(parts=SOURCES[name], tokenizer=tokenizer, skip_bad=True)
         index_folder(partial / name, indexer)
         skipped[name] += indexer.skipped
         for message in indexer.messages:
             say(f"  left out: {message.removeprefix(f'{partial}/')}")
+
+    # Decoders run outside Python's lock, so threads do; speech takes longest and goes first.
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(build, name) for name in _BY_WORK]:
+            done.result()
     (partial / _DONE_NAME).write_text(json.dumps({"skipped": skipped}, indent=1))
     partial.replace(folder)
 
