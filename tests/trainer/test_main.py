@@ -28,8 +28,13 @@ NUM_STEPS = 6
 WORLD_SIZE = 2
 
 
-def job_plan(data_uri: str, checkpoint_uri: str, **model: Any) -> JobPlan:
-    """Two stages, four microbatches of 128 tokens a step, all three modalities."""
+def job_plan(
+    data_uri: str, checkpoint_uri: str, *, only: str | None = None, **model: Any
+) -> JobPlan:
+    """Two stages, four microbatches of 128 tokens a step, all three modalities.
+
+    `only`: the one source to read, once.
+    """
     job = changed("metadata.name", "tiny")
     spec = job["spec"]
     spec["model"]["llm"] |= {
@@ -42,6 +47,9 @@ def job_plan(data_uri: str, checkpoint_uri: str, **model: Any) -> JobPlan:
     spec["train"]["tokens"] = NUM_STEPS * 4 * 128
     spec["train"]["optimizer"] = {"learningRate": 0.01}
     spec["data"]["mixture"] = []
+    if only is not None:
+        spec["data"]["mixture"] = [{"weights": {only: 1}}]
+        spec["data"]["sources"][only]["whenExhausted"] = "stop"
     for name, source in spec["data"]["sources"].items():
         source["uri"] = f"{data_uri}/{name}"
     spec["checkpoint"] = {"uri": checkpoint_uri, "every": 2, "keep": 2}
@@ -322,3 +330,15 @@ def test_a_stale_generation_ends_without_a_trace(undisturbed: Run, new_run: Any)
     assert codes == [Exit.STALE, Exit.PEER_LOST], run.logs()
     assert "0.7 is stale" in (run.folder / "rank-0.log").read_text()
     assert not run.steps()
+
+
+def test_c18_the_end_of_the_data_is_an_orderly_end(data_uri: str, new_run: Any) -> None:
+    """A source that must not repeat ends the training early, with a save, on all ranks."""
+    plan = job_plan(data_uri, f"{data_uri}/runs/short", only="speech")
+    run: Run = new_run("short", plan)
+    run.start_sidecar()
+    assert exits(run, run.start_ranks()) == [Exit.OK] * WORLD_SIZE, run.logs()
+    done = max(run.steps())
+    assert 1 <= done < NUM_STEPS
+    assert run.events("checkpoint")[-1].step == done
+    assert f"the data ends after step {done}: " in (run.folder / "rank-0.log").read_text()

@@ -125,7 +125,9 @@ class DataClient:
             except _Away as exc:
                 self._disconnect()
                 if self._is_ending():
-                    raise Interrupted from None
+                    raise Interrupted(
+                        f"told to end while the data service was away, at step {self._next_step}"
+                    ) from None
                 if time.monotonic() > deadline_s:
                     raise DataError(
                         f"{self._path}: the data service was away for {self._away_s:.0f} s "

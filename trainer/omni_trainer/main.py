@@ -82,6 +82,7 @@ def _run(env: RankEnvironment) -> int:
             f"{env.world_size} ranks were started, the plan {env.plan} is for "
             f"{plan.layout.world_size}",
         )
+    env.run_dir.mkdir(parents=True, exist_ok=True)
     ending = Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _noting(ending))
