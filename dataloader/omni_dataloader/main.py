@@ -156,7 +156,8 @@ async def _start(
         await agreement.start(*options.listen)
     except OSError as exc:
         host, port = options.listen
-        raise DataError(f"--listen {host}:{port}: {exc.strerror}; use a free port") from None
+        reason = os.strerror(exc.errno) if exc.errno else str(exc)
+        raise DataError(f"--listen {host}:{port}: {reason}; use a free port") from None
     store = await asyncio.to_thread(Store.open, plan.spec.storage)
     data = await asyncio.to_thread(open_data, plan.spec, store)
     world = World(

@@ -6,7 +6,7 @@ from omni_dataloader.draw import Permutation
 
 def order(size: int, *, seed: int = 7, source: str = "books", epoch: int = 0) -> list[int]:
     permutation = Permutation.of(size, seed=seed, source=source, epoch=epoch)
-    return permutation.at(np.arange(size)).tolist()
+    return [int(row) for row in permutation.at(np.arange(size))]
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 128, 255, 256, 257, 1000, 4096, 99_991])

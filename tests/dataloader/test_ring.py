@@ -2,9 +2,11 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from omni_contract.spec import Job
 from omni_contract.wire import ALIGN_BYTES
@@ -13,19 +15,22 @@ from omni_dataloader.ring import NUM_SLOTS, Ring, slot_bytes
 from omni_planner.compile import compile_plan
 from tests.contract.jobs import DEMO
 
+Array = NDArray[Any]
 
-def payload(*chunks: np.ndarray) -> Payload:
+
+def payload(*chunks: Array) -> Payload:
     shape = (sum(len(c) for c in chunks), *chunks[0].shape[1:])
     return Payload(dtype=chunks[0].dtype, shape=shape, chunks=chunks)
 
 
 def test_arrays_come_out_as_they_went_in_and_aligned() -> None:
     ring = Ring(slot_bytes=4096, name="test")
-    first = np.arange(7, dtype=np.int32)
+    first: Array = np.arange(7, dtype=np.int32)
     images = [np.full((2, 3), 1, np.uint8), np.full((3, 3), 2, np.uint8)]
     refs = ring.write(1, {"a": payload(first), "b": payload(*images), "c": payload(first > 3)})
     with mmap.mmap(ring.fd, ring.num_bytes, prot=mmap.PROT_READ) as view:
-        for name, expected in {"a": first, "b": np.concatenate(images), "c": first > 3}.items():
+        arrays: dict[str, Array] = {"a": first, "b": np.concatenate(images), "c": first > 3}
+        for name, expected in arrays.items():
             ref = refs[name]
             assert ref.offset % ALIGN_BYTES == 0
             raw = view[ref.offset : ref.offset + expected.nbytes]

@@ -1,13 +1,16 @@
-"""A small synchronous client of the data sidecar, and sidecars as real processes."""
+"""A small synchronous client of the data sidecar; sidecars as processes or in this one."""
 
+import asyncio
 import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +18,16 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from omni_contract import wire
 from omni_contract.plan import JobPlan
 from omni_contract.spec import Job
+from omni_dataloader.agree import Agreement
+from omni_dataloader.produce import World
+from omni_dataloader.serve import Server, listen
+from omni_dataloader.sources import open_data, plan_samples
+from omni_dataloader.store import Store
 from omni_planner.compile import compile_plan
 from tests.contract.jobs import DEMO
 from tests.fakes.sources import SOURCES, VOCAB_SIZE
@@ -100,9 +109,11 @@ class SidecarClient:
         """Ask for a step without waiting."""
         self.send(wire.Next(step=step))
 
-    def take(self) -> Step | wire.EndOfData:
+    def take(self, *, timeout_s: float = WAIT_S) -> Step | wire.EndOfData:
         """Wait for the step asked for; copies it, but does not release it."""
+        self._socket.settimeout(timeout_s)
         answer = self.receive()
+        self._socket.settimeout(WAIT_S)
         if isinstance(answer, wire.EndOfData):
             return answer
         assert isinstance(answer, wire.Batch) and self.ring is not None
@@ -135,7 +146,10 @@ class SidecarClient:
         self._socket.close()
 
     def send(self, message: wire.Message) -> None:
-        self._socket.sendall(wire.encode(message))
+        self.send_raw(wire.encode(message))
+
+    def send_raw(self, frame: bytes) -> None:
+        self._socket.sendall(frame)
 
     def receive(self, fds: list[int] | None = None) -> wire.Message:
         size = int.from_bytes(self._exactly(4, fds), "big")
@@ -240,6 +254,64 @@ def sidecars(plan: JobPlan, folder: Path) -> Iterator[list[Sidecar]]:
             stack.callback(_reap, started[-1])
         stack.callback(_close_clients)
         yield started
+
+
+@contextmanager
+def services(plan: JobPlan, folder: Path, store: Store) -> Iterator[list[Path]]:
+    """All nodes' services in one thread of this process, over real sockets; yields their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nodes = range(plan.layout.num_nodes)
+    peers = [("127.0.0.1", port) for port in free_ports(len(nodes))]
+    paths = [folder / f"node-{node}.sock" for node in nodes]
+    executor = ThreadPoolExecutor(2)
+    ended = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve(node: int) -> None:
+        agreement = Agreement(node=node, peers=peers, plan_hash=plan.hash)
+        await agreement.start(*peers[node])
+        data = open_data(plan.spec, store)
+        world = World(
+            plan=plan,
+            node=node,
+            data=data,
+            samples=plan_samples(data, plan),
+            store=store,
+            executor=executor,
+            agreement=agreement,
+            run_dir=folder,
+        )
+        with listen(paths[node]) as listener:
+            try:
+                await Server(world).run(listener)
+            finally:
+                await agreement.close()
+
+    async def serve_all() -> None:
+        tasks = [asyncio.create_task(serve(node)) for node in nodes]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    thread = threading.Thread(target=lambda: _run(loop, serve_all()))
+    thread.start()
+    try:
+        with threadpool_limits(1, user_api="blas"):  # as main does
+            yield paths
+    finally:
+        _close_clients()
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(20)
+        executor.shutdown()
+        assert not thread.is_alive()
+
+
+def _run(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main)
 
 
 def _close_clients() -> None:
