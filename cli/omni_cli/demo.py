@@ -110,9 +110,10 @@ def _show(summary: Mapping[str, Any], out: Path, seconds: float) -> None:
     falls = ", ".join(f"{k} {first[k]:.2f} -> {last[k]:.2f}" for k in first if first[k] is not None)
     resumed = summary["seconds_to_resume"]
     came_back = f", first step {resumed:.1f} s after the fault" if resumed is not None else ""
+    restarts = f"{summary['restarts']} restart{'' if summary['restarts'] == 1 else 's'}"
     click.echo(
         f"\n{summary['steps']} steps in {seconds:.0f} s (cpu). Loss: {falls}.\n"
-        f"{summary['restarts']} restarts{came_back}; samples repeated "
+        f"{restarts}{came_back}; samples repeated "
         f"{summary['samples_repeated']}, lost {summary['samples_lost']}.\n\n"
         f"Look at\n  {out / 'report.html'}    the page\n"
         f"  {out / 'trace.json'}     the pipeline of step {TRACE_STEP}, for ui.perfetto.dev\n"

@@ -124,9 +124,7 @@ class Launcher:
 
     def _tick(self, view: RunView) -> Outcome | None:
         children = {node: sidecar.child for node, sidecar in self._sidecars.items()}
-        struck = self._rehearsal.strike(children, self._supervisors)
-        if struck is not None:
-            view.say(f"rehearsed fault: {struck.text}")
+        self._rehearsal.strike(children, self._supervisors)
         for node in self._nodes:
             outcome = self._look_at_sidecar(node)
             if outcome is not None:

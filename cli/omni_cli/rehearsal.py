@@ -15,6 +15,7 @@ from omni_contract.errors import SpecError
 from omni_contract.names import PROGRESS_FILE
 from omni_contract.plan import JobPlan
 from omni_contract.records import Progress
+from omni_trainer.events import record_event
 from omni_trainer.reaper import is_descendant
 
 Action = Literal["kill-rank", "stop-rank", "kill-sidecar", "kill-supervisor"]
@@ -125,17 +126,30 @@ class Rehearsal:
         if fault.is_of_rank:
             if not is_descendant(progress.pid):
                 return None
+            self._record(fault, progress)
             stop = fault.action == "stop-rank"
             os.kill(progress.pid, signal.SIGSTOP if stop else signal.SIGKILL)
         else:
             children = sidecars if fault.action == "kill-sidecar" else supervisors
             if fault.index not in children or children[fault.index].exit_code is not None:
                 return None
+            self._record(fault, progress)
             children[fault.index].send(signal.SIGKILL)
         if fault.action != "kill-sidecar":  # a sidecar comes back within the generation
             self._after = (progress.attempt, progress.generation)
         self._left.pop(0)
         return fault
+
+    def _record(self, fault: Fault, progress: Progress) -> None:
+        """Write down when it strikes: how long recovery takes is counted from here."""
+        record_event(
+            self._run_dir,
+            kind="rehearsed_fault",
+            attempt=progress.attempt,
+            generation=progress.generation,
+            step=progress.step,
+            message=fault.text,
+        )
 
 
 def read_progress(run_dir: Path, rank: int) -> Progress | None:

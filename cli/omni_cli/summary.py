@@ -141,16 +141,16 @@ def incidents(events: Sequence[RunEvent], records: Sequence[StepRecord]) -> list
 def _incident(
     fault: RunEvent, events: Sequence[RunEvent], records: Sequence[StepRecord]
 ) -> Incident:
-    pair, begin = pair_of(fault), fault.time_s
+    pair, begin = pair_of(fault), _struck(fault, events)
     before = [r for r in records if pair_of(r) <= pair]
     after = sorted((r for r in records if pair_of(r) > pair), key=lambda r: r.time_s)
     reached = max((r.step for r in before), default=0)
     first_step = after[0].time_s if after else None
     new_step = next((r.time_s for r in after if r.step > reached), None)
     marks = [
-        ("noticed", _first(events, begin, kinds=("fault",), after=begin, pair=pair)),
-        ("restart decided", _first(events, begin, kinds=("restart",))),
-        ("checkpoint restored", _first(events, begin, kinds=("resumed",), newer_than=pair)),
+        ("noticed", fault.time_s if fault.time_s > begin else None),
+        ("restart decided", _first(events, begin, "restart")),
+        ("checkpoint restored", _first(events, begin, "resumed", newer_than=pair)),
         ("first step done", first_step),
         ("lost steps done again", new_step),
     ]
@@ -167,24 +167,26 @@ def _incident(
     )
 
 
-def _first(
-    events: Sequence[RunEvent],
-    begin: float,
-    *,
-    kinds: tuple[str, ...],
-    after: float | None = None,
-    pair: Pair | None = None,
-    newer_than: Pair | None = None,
-) -> float | None:
+def _struck(fault: RunEvent, events: Sequence[RunEvent]) -> float:
+    """When the fault happened: known where it was rehearsed, else when it was seen."""
     times = [
         e.time_s
         for e in events
-        if e.kind in kinds
-        and (e.time_s >= begin if after is None else e.time_s > after)
-        and (pair is None or pair_of(e) == pair)
-        and (newer_than is None or pair_of(e) > newer_than)
+        if e.kind == "rehearsed_fault"
+        and pair_of(e) == pair_of(fault)
+        and e.time_s <= fault.time_s
+        and not e.message.startswith("kill-sidecar")  # cured within the generation
     ]
-    return min(times, default=None)
+    return max(times, default=fault.time_s)
+
+
+def _first(
+    events: Sequence[RunEvent], begin: float, kind: str, *, newer_than: Pair = (-1, -1)
+) -> float | None:
+    found = (
+        e.time_s for e in events if e.kind == kind and e.time_s >= begin and pair_of(e) > newer_than
+    )
+    return min(found, default=None)
 
 
 def _stages(begin: float, marks: Sequence[tuple[str, float | None]]) -> list[Stage]:

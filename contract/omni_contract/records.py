@@ -94,8 +94,8 @@ class RunEvent(Record):
 
     time_s: float
     kind: Literal[
-        "started", "fault", "restart", "recovered", "sidecar_restarted", "checkpoint",
-        "checkpoint_failed", "resumed", "completed", "gave_up", "interrupted",
+        "started", "rehearsed_fault", "fault", "restart", "recovered", "sidecar_restarted",
+        "checkpoint", "checkpoint_failed", "resumed", "completed", "gave_up", "interrupted",
     ]  # fmt: skip
     attempt: int
     generation: int

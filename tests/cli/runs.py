@@ -24,6 +24,7 @@ BEGIN_S = 1_000_000.0
 STEP_S = 1.0
 KILLED_AFTER = 17
 RESUMED_FROM = 10
+NOTICE_S = 0.1
 DETECT_S = 0.2
 RESTORE_S = 7.0
 
@@ -115,9 +116,10 @@ def killed_run(num_steps: int = 30) -> tuple[list[StepRecord], list[RunEvent]]:
     events = [
         event("started", BEGIN_S, 0, "attempt 1: 4 ranks on 2 nodes, 2 stages x 2 replicas"),
         event("checkpoint", BEGIN_S + 10, 0, "step 10 is saved", step=10),
+        event("rehearsed_fault", killed_s, 0, "kill-rank:2@17", step=KILLED_AFTER),
         event(
             "fault",
-            killed_s,
+            killed_s + NOTICE_S,
             0,
             "rank 2 on node 1 failed after step 17 (Unknown, killed by SIGKILL)",
             step=KILLED_AFTER,

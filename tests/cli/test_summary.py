@@ -15,6 +15,7 @@ from omni_contract.records import ConsumedRecord
 from tests.cli.runs import (
     DETECT_S,
     KILLED_AFTER,
+    NOTICE_S,
     RESTORE_S,
     RESUMED_FROM,
     STEP_S,
@@ -105,21 +106,29 @@ def test_an_incident_is_told_in_stages() -> None:
     assert incident.replayed_steps == KILLED_AFTER - RESUMED_FROM
     assert incident.resume_s == pytest.approx(DETECT_S + RESTORE_S + STEP_S)
     assert [stage.name for stage in incident.stages] == [
+        "noticed",
         "restart decided",
         "checkpoint restored",
         "first step done",
         "lost steps done again",
     ]
     lengths = [stage.end_s - stage.begin_s for stage in incident.stages]
-    assert lengths == pytest.approx([DETECT_S, RESTORE_S, STEP_S, 7 * STEP_S])
+    assert lengths == pytest.approx([NOTICE_S, DETECT_S - NOTICE_S, RESTORE_S, STEP_S, 7 * STEP_S])
+
+
+def test_a_fault_nobody_rehearsed_counts_from_when_it_was_seen() -> None:
+    steps, events = killed_run()
+    (incident,) = incidents([e for e in events if e.kind != "rehearsed_fault"], steps)
+    assert incident.resume_s == pytest.approx(DETECT_S - NOTICE_S + RESTORE_S + STEP_S)
+    assert incident.stages[0].name == "restart decided"
 
 
 def test_a_run_that_never_came_back_has_no_time_to_resume() -> None:
     steps, events = killed_run()
     before = [s for s in steps if s.generation == 0]
-    (incident,) = incidents(events[:4], before)
+    (incident,) = incidents(events[:5], before)
     assert incident.resume_s is None
-    assert num_restarts(events[:4], before) == 0
+    assert num_restarts(events[:5], before) == 0
 
 
 def test_the_summary_has_every_number() -> None:
