@@ -135,6 +135,25 @@ class VitSpec(_EncoderSpec):
     oversize: Literal["shrink", "skip"] = "shrink"
     """A picture over maxPatches is scaled down, keeping its aspect, or counted and skipped."""
 
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        *_EncoderSpec.cel_rules,
+        (
+            "(has(self.mergePatches) ? self.mergePatches : 2) * "
+            "(has(self.mergePatches) ? self.mergePatches : 2) <= "
+            "(has(self.maxPatches) ? self.maxPatches : 256)",
+            "maxPatches must be at least mergePatches squared",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_token_fits(self) -> Self:
+        if self.max_patches < self.merge_patches**2:
+            raise ValueError(
+                f"maxPatches: {self.max_patches} patches make no token at mergePatches "
+                f"{self.merge_patches}; use at least {self.merge_patches**2}"
+            )
+        return self
+
 
 class UsmSpec(_EncoderSpec):
     """A Conformer speech encoder (USM style) on log-mel frames."""
