@@ -1,6 +1,7 @@
 """The CRD is structural, cheap to check, up to date, and refuses what Python refuses."""
 
 import copy
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from omni_contract.crd_docs import job_schema
 from omni_contract.crd_schema import RULES, Schema, structural
 from omni_contract.errors import SpecError
 from omni_contract.spec import Job
+from omni_contract.spec_model import LlmSpec
 from omni_contract.status import JobStatus
 from tests.contract.jobs import DEMO, EXAMPLES, changed
 from tests.contract.kubernetes import refusals, root_schema
@@ -279,8 +281,13 @@ def test_the_manifest_is_the_crd_and_the_chart_holds_the_same() -> None:
     assert files["charts/megascale-omni/crds/crd.yaml"] == files["manifests/crd.yaml"]
 
 
-def test_rules_stand_at_the_block_they_are_about() -> None:
-    from omni_contract.spec_model import LlmSpec
+def test_the_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((ROOT / "charts" / "megascale-omni" / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "contract" / "pyproject.toml").read_text())["project"]
+    assert chart["apiVersion"] == "v2"
+    assert chart["version"] == chart["appVersion"] == project["version"]
 
+
+def test_rules_stand_at_the_block_they_are_about() -> None:
     rules = [rule["rule"] for rule in structural(LlmSpec)[RULES]]
     assert rules == [rule for rule, _ in LlmSpec.cel_rules]
