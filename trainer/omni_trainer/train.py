@@ -69,6 +69,7 @@ class Engine:
         self._optimizer = optimizer
         self._step = 0
         self._losses = _Losses()
+        self._max_live = 0
         self._timeline = Timeline(is_traced=False, synchronize=device.synchronize)
 
     @classmethod
@@ -134,14 +135,11 @@ class Engine:
         Raises OmniError where the inputs contradict each other between ranks (C04); the process
         must then end.
         """
-        max_live = self.accumulate(inputs, trace=trace)
-        return self.update(max_live=max_live)
+        self.accumulate(inputs, trace=trace)
+        return self.update()
 
-    def accumulate(self, inputs: StepInputs, *, trace: bool = False) -> int:
-        """The first half of a step: forward, backward, reduction of all gradients.
-
-        Returns the most encoder microbatches alive at once on this rank.
-        """
+    def accumulate(self, inputs: StepInputs, *, trace: bool = False) -> None:
+        """The first half of a step: forward, backward, reduction of all gradients."""
         if inputs.step != self._step + 1:
             raise OmniError(
                 f"the engine has done {self._step} steps and is given inputs of step "
@@ -158,13 +156,12 @@ class Engine:
             microbatch_tokens=self._plan.microbatch_tokens,
             slots=self._anchor,
         )
-        max_live = self._anchor.finish()
+        self._max_live = self._anchor.finish()
         self._timeline.mark()
         self._optimizer.reduce_encoders(num_tokens)
         self._timeline.end("reduce", 0, 0)
-        return max_live
 
-    def update(self, *, max_live: int = 0) -> StepResult:
+    def update(self) -> StepResult:
         """The second half: clip, optimizer step, result of the whole world."""
         step, step_tokens = self._step + 1, self._plan.spec.batch.step_tokens
         rate = learning_rate(
@@ -177,19 +174,25 @@ class Engine:
         norm = self._optimizer.update(rate)
         self._timeline.end("optimizer", 0, 0)
         self._step = step
-        row = torch.tensor([*self._losses.numbers(), max_live], dtype=torch.float64)
-        rows = gather_rows(self._device.put(row)).cpu()  # [R, 2*classes + 1]
-        sums = rows[:, :-1].sum(0).tolist()
+        loss_sums, max_live = self.measure()
         return StepResult(
-            loss_sums={
-                name: LossSum(loss=sums[2 * i], tokens=int(sums[2 * i + 1]))
-                for i, name in enumerate(_CLASSES)
-            },
+            loss_sums=loss_sums,
             grad_norm=norm,
             learning_rate=rate,
-            max_live_encoder_microbatches=int(rows[:, -1].max()),
+            max_live_encoder_microbatches=max_live,
             spans=self._timeline.spans,
         )
+
+    def measure(self) -> tuple[dict[str, LossSum], int]:
+        """Loss sums and most live encoder microbatches of the last `accumulate`, world-wide."""
+        row = torch.tensor([*self._losses.numbers(), self._max_live], dtype=torch.float64)
+        rows = gather_rows(self._device.put(row)).cpu()  # [R, 2*classes + 1]
+        sums = rows[:, :-1].sum(0).tolist()
+        loss_sums = {
+            name: LossSum(loss=sums[2 * i], tokens=int(sums[2 * i + 1]))
+            for i, name in enumerate(_CLASSES)
+        }
+        return loss_sums, int(rows[:, -1].max())
 
     def gradients(self) -> dict[str, Tensor]:
         """Whole gradients between `accumulate` and `update`, unclipped, by parameter name."""
