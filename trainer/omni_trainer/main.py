@@ -36,6 +36,10 @@ from omni_trainer.saver import SaveOutcome, Saver
 from omni_trainer.storage import Folder
 from omni_trainer.train import Engine
 
+_STORAGE_ATTEMPTS = 8
+"""About a minute with the pauses between: a restart must outlive a short outage of the store. The
+launcher has found wrong addresses before that."""
+
 
 def main() -> int:
     """Run one rank to the end; its exit code."""
@@ -126,7 +130,7 @@ def _train(
 ) -> bool:
     """Resume and train. True: it was told to end before the plan's end."""
     progress.update("restoring", 0)
-    folder = Folder(plan.spec.checkpoint.uri, plan.spec.storage)
+    folder = Folder(plan.spec.checkpoint.uri, plan.spec.storage, attempts=_STORAGE_ATTEMPTS)
     held, manifest = _claim(folder, plan, env)
     step, state = 0, None
     if manifest is not None:
