@@ -51,6 +51,7 @@ def send_then_drop(rank: int) -> float:
     if rank == 0:
         tensor = torch.full((1 << 20,), 7.0)
         work = dist.isend(tensor, 1)
+        assert work is not None
         tensor.data = torch.zeros(1)
         filler = [torch.full((1 << 20,), -1.0) for _ in range(4)]
         dist.barrier()
@@ -58,7 +59,7 @@ def send_then_drop(rank: int) -> float:
         return float(filler[0][0])
     dist.barrier()
     received = torch.zeros(1 << 20)
-    dist.irecv(received, 0).wait()
+    dist.recv(received, 0)
     return float(received.sum()) / (1 << 20)
 
 

@@ -31,8 +31,8 @@ def samples(kind: str) -> list[Piece]:
             noise = rng.integers(0, 256, first.patches.shape).astype(np.uint8)
             piece = replace(piece, patches=noise)
         if first.features is not None:
-            noise = rng.normal(size=first.features.shape).astype(np.float32)
-            piece = replace(piece, features=noise)
+            voice = rng.normal(size=first.features.shape).astype(np.float32)
+            piece = replace(piece, features=voice)
         pieces.append(piece)
     return pieces
 
