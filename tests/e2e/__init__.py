@@ -1,0 +1,1 @@
+"""The whole system on small jobs."""
