@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -214,7 +214,7 @@ class Agreement:
 
 
 @contextlib.contextmanager
-def reported(board: Board, step: int) -> Any:
+def reported(board: Board, step: int) -> Iterator[None]:
     """Pass a failure of this node to those who wait for its report of a step."""
     try:
         yield

@@ -71,10 +71,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.die_with_parent:
             _die_with_parent()
-        return asyncio.run(_serve(options))
+        return _run(options)
     except OmniError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return Exit.USER
+    except Exception:
+        log.exception("the data service failed")
+        return Exit.ERROR
+
+
+def _run(options: Options) -> int:
+    # Not asyncio.run: it would wait for threads, which may hang in a read from storage.
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(_serve(options))
+    finally:
+        loop.close()
 
 
 def parse_options(argv: Sequence[str] | None) -> Options:
@@ -134,15 +146,21 @@ async def _serve(options: Options) -> int:
         await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
-        serving.cancel()
-        await asyncio.wait((serving,))
         log.info("ended")
         return Exit.INTERRUPTED
     finally:
+        await _cancel_all()
         await agreement.close()
         listener.close()
         options.socket.unlink(missing_ok=True)
         executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _start(

@@ -116,6 +116,24 @@ def test_a_mistake_of_the_user_is_one_sentence_and_an_exit_code(tmp_path: Path) 
             assert not (tmp_path / "s").exists()
 
 
+def test_sigterm_ends_it_while_storage_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of("s3://serve/good")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.settimeout(30)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        with sidecars(plan, tmp_path) as cars, silent.accept()[0], silent.accept()[0]:
+            for car in cars:  # both wait for an answer now
+                begin_s = time.monotonic()
+                assert car.stop() == Exit.INTERRUPTED
+                assert time.monotonic() - begin_s < 2
+
+
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
