@@ -233,11 +233,25 @@ def test_c06_a_rank_without_loss_tokens_changes_nothing() -> None:
         torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
 
 
+def gradients_of(rank: int, plan: JobPlan, content: Content) -> Any:
+    engine = Engine.build(plan, rank, Device.open("cpu"))
+    engine.accumulate(rank_inputs(plan, rank, content))
+    sums, _ = engine.measure()
+    found = engine.gradients()
+    engine.close()
+    return sums, found
+
+
 def test_c06_loss_is_weighed_by_tokens_not_by_ranks() -> None:
+    """Four samples on one rank and one on another count like five on one."""
     plan = tiny_plan(replicas=2, num_microbatches=1)
     content = make_content(plan, [["tttt"], ["t"]])
-    (result, _), _ = run_ranks(2, losses_of, plan, content)
+    sums, spread = run_ranks(2, gradients_of, plan, content)[0]
     tokens = [sum(int(p.targets[1].sum()) for p in replica[0]) for replica in content]
     assert tokens[0] > 2 * tokens[1]
-    assert result.loss_sums["all"].tokens == result.loss_sums["text"].tokens == sum(tokens)
-    assert result.loss_sums["image"].tokens == result.loss_sums["audio"].tokens == 0
+    assert sums["all"].tokens == sums["text"].tokens == sum(tokens)
+    assert sums["image"].tokens == sums["audio"].tokens == 0
+    lone = tiny_plan(num_microbatches=1)
+    _, together = run_ranks(1, gradients_of, lone, [[content[0][0] + content[1][0]]])[0]
+    for name, gradient in together.items():
+        torch.testing.assert_close(spread[name], gradient, rtol=1e-4, atol=1e-7)
