@@ -112,7 +112,8 @@ class RunView:
     def _picture(self) -> RenderableType:
         done = self.last.step if self.last is not None else 0
         bar = ProgressBar(total=self._plan.num_steps, completed=done)
-        return Group(bar, Text(self.line(), no_wrap=True, overflow="ellipsis"))
+        # The bar comes last: it ends without a line break.
+        return Group(Text(self.line(), no_wrap=True, overflow="ellipsis"), bar)
 
     def _is_time(self) -> bool:
         now = self._clock()

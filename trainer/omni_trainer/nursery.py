@@ -6,6 +6,7 @@ the fork is safe. To the program a forked rank looks as if started with `python 
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -119,6 +120,8 @@ def main() -> None:
                 getattr(found, function)()
         except Exception:  # the rank will meet it again and be blamed for it
             traceback.print_exc()
+    gc.collect()
+    gc.freeze()  # or every rank's collector writes to, and so copies, all that they share
     order = _serve(orders)
     if order is not None:
         _run(order)
