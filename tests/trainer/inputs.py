@@ -29,6 +29,7 @@ def tiny_plan(
     schedule: str = "onDemand",
     train: dict[str, str] | None = None,
     optimizer: dict[str, Any] | None = None,
+    zero: int = 1,
 ) -> JobPlan:
     """Hidden size 64, 4 layers, both encoders; `train` says what learns by llm, image, audio."""
     trained = {"llm": "full", "image": "full", "audio": "full"} | (train or {})
@@ -56,7 +57,9 @@ def tiny_plan(
             "seed": 7,
             "optimizer": {"learningRate": 0.003, **(optimizer or {})},
         },
-        "parallelism": {"llm": {"pipeline": pipeline}, "encoders": {"schedule": schedule}},
+        "parallelism": {
+            "llm": {"pipeline": pipeline}, "encoders": {"schedule": schedule, "zero": zero},
+        },
         "data": {
             "sources": {
                 "books": {"uri": "s3://omni/books", "parts": {"text": "txt"}},

@@ -51,20 +51,24 @@ def expected() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "replicas", "schedule"),
+    ("pipeline", "replicas", "schedule", "zero"),
     [
-        pytest.param(2, 2, "onDemand", id="pp2 x dp2"),
-        pytest.param(2, 2, "upfront", id="pp2 x dp2, upfront"),
-        pytest.param(1, 1, "onDemand", id="pp1"),
-        pytest.param(2, 1, "onDemand", id="pp2"),
-        pytest.param(4, 1, "onDemand", id="pp4"),
+        pytest.param(2, 2, "onDemand", 1, id="pp2 x dp2"),
+        pytest.param(2, 2, "upfront", 1, id="pp2 x dp2, upfront"),
+        pytest.param(1, 1, "onDemand", 1, id="pp1"),
+        pytest.param(2, 1, "onDemand", 0, id="pp2, encoders not sharded"),
+        pytest.param(4, 1, "onDemand", 1, id="pp4"),
     ],
 )
 def test_raw_gradients_match_one_rank_without_the_anchor(
-    pipeline: int, replicas: int, schedule: str, expected: list[Any]
+    pipeline: int, replicas: int, schedule: str, zero: int, expected: list[Any]
 ) -> None:
     plan = tiny_plan(
-        pipeline=pipeline, replicas=replicas, num_microbatches=8 // replicas, schedule=schedule
+        pipeline=pipeline,
+        replicas=replicas,
+        num_microbatches=8 // replicas,
+        schedule=schedule,
+        zero=zero,
     )
     ranks = run_ranks(pipeline * replicas, gradients, plan, contents(replicas=replicas))
     worst = 0.0

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_contract.errors import OmniError
+from omni_contract.errors import OmniError, SpecError
 from omni_contract.plan import JobPlan
 from omni_contract.records import LossSum
+from omni_contract.spec_model import ModelSpec
 from omni_trainer.batch import MicrobatchInputs, StepInputs, StepResult
 from omni_trainer.collectives import gather_rows, make_replica_group
 from omni_trainer.device import Device
@@ -83,6 +84,7 @@ class Engine:
         from omni_trainer.llm import megatron
 
         spec = plan.spec
+        _check_weights(spec.model)
         dtype = device.dtype(spec.train.precision)
         device.seed(spec.train.seed)
         megatron.initialize_parallel(plan.layout, seed=spec.train.seed)
@@ -93,13 +95,16 @@ class Engine:
         model = megatron.wrap_llm(stage)
         parts = {"llm": (model, megatron.global_parameters(stage))}
         learning = as_module([encoder for encoder in encoders if encoder.learns])
-        wrapped = megatron.wrap_encoders(stage.config, learning) if len(learning) else None
-        if wrapped is not None:
+        is_sharded = spec.parallelism.encoders.zero == 1
+        wrapped = None
+        if len(learning):
+            wrapped = megatron.wrap_encoders(stage.config, learning, is_sharded=is_sharded)
             parts["encoders"] = (wrapped, _named(encoders))
         optimizer = megatron.make_optimizer(
             spec.train.optimizer,
             llm=model,
             encoders=wrapped,
+            is_sharded=is_sharded,
             learning_rate_scales={
                 str(modality): encoder.learning_rate_scale
                 for modality, encoder in spec.model.encoders.items()
@@ -126,7 +131,12 @@ class Engine:
             model=model,
             encoders=encoders,
             anchor=anchor,
-            optimizer=JointOptimizer(parts=parts, optimizer=optimizer, spec=spec.train.optimizer),
+            optimizer=JointOptimizer(
+                parts=parts,
+                optimizer=optimizer,
+                spec=spec.train.optimizer,
+                encoder_group=None if is_sharded else dist.group.WORLD,
+            ),
         )
 
     def step(self, inputs: StepInputs, *, trace: bool = False) -> StepResult:
@@ -330,6 +340,20 @@ class _Losses:
             return [0.0] * (2 * len(_CLASSES))
         total: list[float] = torch.stack(self._sums).view(-1, 2 * len(_CLASSES)).sum(0).tolist()
         return total
+
+
+def _check_weights(model: ModelSpec) -> None:
+    # Silently starting from random weights instead would cost the user a run.
+    given = [("model.llm", model.llm.weights)]
+    given += [
+        (f"model.encoders.{name}", encoder.weights) for name, encoder in model.encoders.items()
+    ]
+    for path, weights in given:
+        if weights is not None:
+            raise SpecError(
+                f"spec.{path}.weights",
+                f"{weights!r}: this version starts from random weights only; leave it out",
+            )
 
 
 def _named(encoders: list[Encoder]) -> list[tuple[str, Tensor]]:

@@ -180,10 +180,12 @@ def wrap_llm(stage: Any) -> Any:
     return DistributedDataParallel(stage.config, _ddp_config(), stage, disable_bucketing=True)
 
 
-def wrap_encoders(config: Any, encoders: nn.Module) -> Any:
-    """Flat gradient buffers of all encoders, summed over the whole world."""
+def wrap_encoders(config: Any, encoders: nn.Module, *, is_sharded: bool) -> Any:
+    """Flat gradient buffers of all encoders. Sharded (ZeRO-1) over the world, they are summed over
+    it by the wrapper; whole on every rank, the caller sums them."""
+    groups = _encoder_groups(is_sharded=is_sharded)
     return DistributedDataParallel(
-        config, _ddp_config(), encoders, disable_bucketing=True, pg_collection=_world_groups()
+        config, _ddp_config(), encoders, disable_bucketing=True, pg_collection=groups
     )
 
 
@@ -196,12 +198,12 @@ def _ddp_config() -> Any:
     )
 
 
-def _world_groups() -> Any:
-    """Groups in which every rank of the world is a replica of the same parameters."""
+def _encoder_groups(*, is_sharded: bool) -> Any:
+    """Groups over which optimizer state of the encoders is spread: the world, or nobody."""
     groups = ProcessGroupCollection()
-    world = dist.group.WORLD
-    groups.dp = groups.dp_cp = groups.intra_dist_opt = world
     alone = parallel_state.get_tensor_model_parallel_group()
+    owners = dist.group.WORLD if is_sharded else alone
+    groups.dp = groups.dp_cp = groups.intra_dist_opt = owners
     groups.tp = groups.ep = groups.expt_dp = groups.mp = groups.tp_ep_pp = groups.pp = alone
     return groups
 
@@ -211,10 +213,11 @@ def make_optimizer(
     *,
     llm: Any,
     encoders: Any | None,
+    is_sharded: bool,
     learning_rate_scales: Mapping[str, float],
     dtype: torch.dtype,
 ) -> Any:
-    """AdamW with ZeRO-1 over both, with one norm to clip by.
+    """AdamW over both, with one norm to clip by; ZeRO-1 but for encoders that are not sharded.
 
     Collective over the world. `learning_rate_scales` are by submodule of `encoders`.
     """
@@ -249,7 +252,7 @@ def make_optimizer(
             [encoders],
             config_overrides={**overrides, **scales},
             use_gloo_process_groups=False,
-            pg_collection=_world_groups(),
+            pg_collection=_encoder_groups(is_sharded=is_sharded),
         )
         parts += chained.chained_optimizers
     return ChainedOptimizer(parts)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from omni_contract.errors import OmniError
@@ -34,7 +35,8 @@ class JointOptimizer:
     """Gradient buffers and optimizer of everything that learns on this rank.
 
     `parts` maps `llm` and, where one learns, `encoders` to megatron's DDP wrapper and the names of
-    its parameters; `optimizer` is megatron's ChainedOptimizer over both.
+    its parameters; `optimizer` is megatron's ChainedOptimizer over both. Where encoder state is
+    whole on every rank, `encoder_group` are the ranks to sum encoder gradients over.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class JointOptimizer:
         parts: Mapping[str, tuple[Any, list[tuple[str, Tensor]]]],
         optimizer: Any,
         spec: OptimizerSpec,
+        encoder_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._parts = parts
+        self._encoder_group = encoder_group
         self._optimizer = optimizer
         self._spec = spec
         self._names = {p: name for _, named in parts.values() for name, p in named}
@@ -67,6 +71,9 @@ class JointOptimizer:
             return
         ddp, _ = self._parts["encoders"]
         ddp.finish_grad_sync()
+        if self._encoder_group is not None:
+            for buffer in ddp.buffers:
+                dist.all_reduce(buffer.grad_data, group=self._encoder_group)
         ddp.scale_gradients(1.0 / max(num_tokens, 1))
 
     def update(self, rate: float) -> float:
