@@ -9,7 +9,7 @@ import torch
 
 from omni_contract.errors import SpecError
 from omni_contract.plan import JobPlan
-from omni_contract.spec_model import ENCODED
+from omni_contract.spec_model import ENCODED, EncodersSpec
 from omni_planner.schedule import op_table
 from omni_trainer.batch import StepInputs
 from omni_trainer.device import Device
@@ -106,6 +106,16 @@ def test_live_encoder_microbatches_as_executed(schedule: str, pipeline: int, liv
         assert [s.op for s in result.spans][-2:] == ["reduce", "optimizer"]
 
 
+def test_a_job_without_encoders_has_empty_slots() -> None:
+    plan = tiny_plan(pipeline=2, num_microbatches=4)
+    model = plan.spec.model.model_copy(update={"encoders": EncodersSpec()})
+    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"model": model})})
+    results = run_ranks(2, run_step, plan, make_content(plan, [["t", "tt", "t", "t"]]))
+    for result in results:
+        assert result.max_live_encoder_microbatches == 0
+        assert result.loss_sums["all"].tokens == result.loss_sums["text"].tokens > 0
+
+
 def disturbed(rank: int, plan: JobPlan, content: Content, what: str) -> None:
     """Stage 1 encodes something else than stage 0 has placeholders for."""
     engine = Engine.build(plan, rank, Device.open("cpu"))
@@ -130,15 +140,17 @@ def disturbed(rank: int, plan: JobPlan, content: Content, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        (
+        pytest.param(
             "sample",
             r"microbatch 2: stage 1 encoded pictures epoch 0 sample 77 where stage 0 has "
             r"pictures epoch 0 sample 1;",
+            id="another sample",
         ),
-        (
+        pytest.param(
             "number",
             r"microbatch 2: stage 1 sent embeddings of .*'samples': 1, .* stage 0 expects "
             r".*'samples': 2",
+            id="fewer samples",
         ),
     ],
 )

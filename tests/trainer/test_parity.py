@@ -1,17 +1,20 @@
 """Every layout computes the gradients of one rank that knows no anchor, pipeline or packing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from omni_contract.plan import JobPlan
+from omni_contract.spec_model import Modality
 from omni_trainer.device import Device
 from omni_trainer.train import Engine
-from tests.trainer.inputs import Content, make_content, rank_inputs, tiny_plan
+from tests.trainer.inputs import Content, Piece, make_content, rank_inputs, tiny_plan
 from tests.trainer.ranks import run_ranks
 from tests.trainer.reference import reference_step
 
 TOLERANCE = 1e-5
+CORRUPT = "corrupt samples"
 
 # Pieces by replica and microbatch: i picture, a recording, t text. At pp 2 stage 1 encodes
 # microbatches 2 and 4, so a rank is without pictures where those of its replica hold none.
@@ -20,6 +23,7 @@ BATCHES = {
     "ranks without pictures": [["at", "ta", "a", "tt"], ["t", "ti", "ta", "i"]],
     "ranks without speech": [["at", "i", "a", "ii"], ["t", "ti", "t", "i"]],
     "all text": [["t", "tt", "ttt", "t"], ["tt", "t", "t", "tt"]],
+    CORRUPT: [["ia", "i", "ta", "ai"], ["a", "ia", "t", "it"]],
 }
 
 
@@ -30,6 +34,12 @@ def contents(*, replicas: int) -> list[Content]:
     if replicas == 2:
         return batches
     return [[[pieces for replica in batch for pieces in replica]] for batch in batches]
+
+
+def damaged(piece: Piece) -> Piece:
+    """Two of three pictures and recordings are corrupt: in some microbatches all."""
+    is_corrupt = piece.modality is not Modality.TEXT and piece.ids[2] % 3 != 1
+    return replace(piece, is_corrupt=is_corrupt)
 
 
 def gradients(rank: int, plan: JobPlan, batches: list[Content]) -> list[Any]:
