@@ -44,7 +44,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Reads parts by range and decodes them on an executor. One call at a time is at work."""
+    """Reads parts by range and decodes them on an executor. Safe to use from several threads."""
 
     def __init__(self, data: OpenedData, store: Store, executor: Executor) -> None:
         self._data = data
@@ -59,18 +59,13 @@ class Fetcher:
 
         Raises StorageError where the store fails for good.
         """
-        with self._lock:
-            return self._fetch(sorted(set(wanted)))
-
-    def _fetch(self, parts: Sequence[Part]) -> Fetched:
         fetched = Fetched()
         missing = []
-        for source, row, modality in parts:
-            cached = self._texts.get((source, row)) if modality is Modality.TEXT else None
+        for source, row, modality in sorted(set(wanted)):
+            cached = self._kept(source, row) if modality is Modality.TEXT else None
             if cached is None:
                 missing.append((source, row, modality))
             else:
-                self._texts.move_to_end((source, row))
                 fetched.texts[source, row] = cached
         by_shard: dict[str, list[Part]] = defaultdict(list)
         for part in missing:
@@ -128,11 +123,20 @@ class Fetcher:
         source = self._data.sources[part[0]]
         return source.index.part(source.spec.parts[part[2]], part[2])
 
+    def _kept(self, source: int, row: int) -> NDArray[np.int32] | None:
+        with self._lock:
+            ids = self._texts.get((source, row))
+            if ids is not None:
+                self._texts.move_to_end((source, row))
+            return ids
+
     def _keep(self, source: int, row: int, ids: NDArray[np.int32]) -> None:
-        self._texts[source, row] = ids
-        self._cached_tokens += len(ids)
-        while self._cached_tokens > TEXT_CACHE_TOKENS:
-            self._cached_tokens -= len(self._texts.popitem(last=False)[1])
+        with self._lock:
+            if (source, row) not in self._texts:
+                self._cached_tokens += len(ids)
+            self._texts[source, row] = ids
+            while self._cached_tokens > TEXT_CACHE_TOKENS:
+                self._cached_tokens -= len(self._texts.popitem(last=False)[1])
 
 
 def encoder_input(data: memoryview, size: tuple[int, ...], encoder: EncoderSpec) -> EncoderInput:

@@ -94,7 +94,9 @@ class World:
         self.run_dir = run_dir
         self.identity = Identity.of(samples, seed=plan.spec.train.seed)
         self.fetcher = Fetcher(data, store, executor)
-        self.fetching = asyncio.Lock()
+        # In turn, so that the step needed first is ready first; two, so that one is read while the
+        # other is decoded.
+        self.fetching = asyncio.Semaphore(2)
         self.needs = needs(plan, node)
 
 
