@@ -23,6 +23,7 @@ from omni_cli.rehearsal import Fault, Rehearsal, read_progress
 from omni_contract.errors import OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
+from omni_contract.records import RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_trainer.events import read_events, record_event
 from omni_trainer.reaper import end_descendants
@@ -185,7 +186,7 @@ class Launcher:
         if not ended or (len(ended) < len(codes) and set(ended.values()) == {Exit.OK}):
             return None
         if set(ended.values()) == {Exit.OK}:
-            return Outcome(exit_code=Exit.OK, message="all steps are done")
+            return self._complete()
         # Let the others see it too and leave by themselves: who ended how tells the cause.
         wait_all(self._all_supervisors(), timeout_s=_CASCADE_GRACE_S)
         final = next((code for code in ended.values() if code in _FINAL), None)
@@ -195,13 +196,29 @@ class Launcher:
             lost = next(node for node, code in ended.items() if code == final)
             words = said[-1] if said else self._supervisors[lost].last_line()
             return Outcome(exit_code=final, message=words)
+        if self._completed() is not None:
+            return self._complete()  # whatever befell a supervisor after that
         return self._replace_attempt()
+
+    def _completed(self) -> RunEvent | None:
+        """The event that says so, once all ranks of this attempt are done."""
+        events = (e for e in read_events(self._run_dir) if e.kind == "completed")
+        return next((event for event in events if event.attempt == self._attempt), None)
+
+    def _complete(self) -> Outcome:
+        """All ranks are done, which is not success where the data ended early."""
+        completed = self._completed()
+        assert completed is not None
+        if (completed.step or 0) >= self._plan.num_steps:
+            return Outcome(exit_code=Exit.OK, message=completed.message)
+        words = (
+            f"{completed.message}; give the sources whenExhausted: repeat, or train fewer tokens"
+        )
+        return Outcome(exit_code=Exit.USER, message=words)
 
     def _replace_attempt(self) -> Outcome | None:
         lost = {
-            node: child.exit_code
-            for node, child in self._supervisors.items()
-            if child.exit_code is not None
+            node: child.exit_code for node, child in self._supervisors.items() if child.exit_code
         }
         end_all(self._all_supervisors(), timeout_s=0)
         keep = [*self._strangers, *(child.pid for child in self._all_sidecars())]
@@ -223,9 +240,9 @@ class Launcher:
             for event in read_events(self._run_dir)
         )
 
-    def _judge_supervisors(self, lost: Mapping[int, int | None]) -> Verdict:
+    def _judge_supervisors(self, lost: Mapping[int, int]) -> Verdict:
         node = min(lost, key=lambda n: (lost[n] == Exit.PEER_LOST, n))
-        code = lost[node] or 0
+        code = lost[node]
         child = self._supervisors[node]
         step = self._step()
         failure = Failure(

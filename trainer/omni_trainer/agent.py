@@ -198,8 +198,11 @@ class NodeAgent(LocalElasticAgent):
             return RunResult(state=WorkerState.HEALTHY)  # others may yet fail and need our ranks
         if result.state is WorkerState.SUCCEEDED and self._node.node == 0:
             self._watch.look()
-            step = self._node.plan.num_steps
-            self._record("completed", message=f"all {step} steps are done", step=step)
+            step, planned = self._watch.highest_step, self._node.plan.num_steps
+            message = f"all {planned} steps are done"
+            if step < planned:
+                message = f"the data ended after step {step} of {planned}"
+            self._record("completed", message=message, step=step)
         return result
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

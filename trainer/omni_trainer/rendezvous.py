@@ -313,12 +313,18 @@ class _Contact:
         self._lost_after_s = lost_after_s
         self._stopped = threading.Event()
         self._answered_at = time.monotonic()
-        for target in (self._beat, self._guard):
-            threading.Thread(target=target, daemon=True).start()
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._beat, self._guard)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """No more watching; the supervisor is about to end."""
         self._stopped.set()
+        for thread in self._threads:
+            # A thread inside the store when the interpreter ends would abort the process.
+            thread.join(timeout=2)
 
     def _beat(self) -> None:
         count = 0
