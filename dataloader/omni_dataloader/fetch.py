@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_contract.spec_model import EncoderSpec, Modality, UsmSpec, VitSpec
+from omni_dataloader.cache import CACHE_BYTES, CachedReader, small_shards
 from omni_dataloader.decode import audio_features, decode_text, image_patches
 from omni_dataloader.index import CorruptSample, PartIndex
 from omni_dataloader.sources import OpenedData
@@ -46,9 +47,12 @@ class Fetched:
 class Fetcher:
     """Reads parts by range and decodes them on an executor. Safe to use from several threads."""
 
-    def __init__(self, data: OpenedData, store: Store, executor: Executor) -> None:
+    def __init__(
+        self, data: OpenedData, store: Store, executor: Executor, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
         self._data = data
-        self._store = store
+        small = small_shards((source.index for source in data.sources), cache_bytes)
+        self._reader = CachedReader(store, small)
         self._executor = executor
         self._texts: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
         self._cached_tokens = 0
@@ -92,7 +96,7 @@ class Fetcher:
             (int(index.offset[row]), int(index.length[row]))
             for index, (_, row, _) in zip(indexes, parts, strict=True)
         ]
-        return dict(zip(parts, self._store.read_ranges(uri, ranges), strict=True))
+        return dict(zip(parts, self._reader.read_ranges(uri, ranges), strict=True))
 
     def _decode(
         self, work: tuple[Part, memoryview]

@@ -20,6 +20,7 @@ from omni_contract.errors import DataError, OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_dataloader.agree import Agreement
+from omni_dataloader.cache import CACHE_BYTES
 from omni_dataloader.produce import World
 from omni_dataloader.serve import Server, listen
 from omni_dataloader.sources import open_data, plan_samples
@@ -52,6 +53,7 @@ class Options:
     listen: tuple[str, int]
     peers: Sequence[tuple[str, int]]
     run_dir: Path
+    cache_mib: int
     die_with_parent: bool
 
 
@@ -106,6 +108,9 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     add("--peers", required=True, type=_addresses, metavar="HOST:PORT,...",
         help="the --listen address of every node, in node order, this one included")  # fmt: skip
     add("--run-dir", required=True, type=Path, help="folder of the run; a small state lies there")
+    add("--cache-mib", type=int, default=CACHE_BYTES >> 20, metavar="MIB",
+        help="memory for small sources, kept whole; larger ones are read sample by sample "
+        "(default %(default)s)")  # fmt: skip
     add("--die-with-parent", action="store_true", help="end when the parent process ends")
     values = parser.parse_args(argv)
     if not 0 <= values.node < len(values.peers):
@@ -187,6 +192,7 @@ async def _start(
         executor=executor,
         agreement=agreement,
         run_dir=options.run_dir,
+        cache_bytes=options.cache_mib << 20,
     )
     log.info("serving socket=%s plan=%s", options.socket, plan.hash)
     await Server(world).run(listener)

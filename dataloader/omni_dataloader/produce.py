@@ -85,6 +85,7 @@ class World:
         executor: Executor,
         agreement: Agreement,
         run_dir: Path,
+        cache_bytes: int,
     ) -> None:
         self.plan = plan
         self.node = node
@@ -93,7 +94,7 @@ class World:
         self.agreement = agreement
         self.run_dir = run_dir
         self.identity = Identity.of(samples, seed=plan.spec.train.seed)
-        self.fetcher = Fetcher(data, store, executor)
+        self.fetcher = Fetcher(data, store, executor, cache_bytes=cache_bytes)
         # In turn, so that the step needed first is ready first; two, so that one is read while the
         # other is decoded.
         self.fetching = asyncio.Semaphore(2)

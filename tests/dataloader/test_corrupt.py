@@ -187,7 +187,7 @@ def test_a_node_fetches_the_bytes_it_needs_and_no_others(
         for node in range(2):
             wanted = wanted_parts(needs(plan, node), placed, samples.tables)
             before = s3.needed_bytes
-            fetcher = Fetcher(data, s3, executor)
+            fetcher = Fetcher(data, s3, executor, cache_bytes=0)
             assert not fetcher.fetch(wanted).corrupt
             expected = 0
             for source, row, modality in wanted:

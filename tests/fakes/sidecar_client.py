@@ -257,7 +257,9 @@ def sidecars(plan: JobPlan, folder: Path) -> Iterator[list[Sidecar]]:
 
 
 @contextmanager
-def services(plan: JobPlan, folder: Path, store: Store) -> Iterator[list[Path]]:
+def services(
+    plan: JobPlan, folder: Path, store: Store, *, cache_bytes: int = 0
+) -> Iterator[list[Path]]:
     """All nodes' services in one thread of this process, over real sockets; yields their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     nodes = range(plan.layout.num_nodes)
@@ -280,6 +282,7 @@ def services(plan: JobPlan, folder: Path, store: Store) -> Iterator[list[Path]]:
             executor=executor,
             agreement=agreement,
             run_dir=folder,
+            cache_bytes=cache_bytes,
         )
         with listen(paths[node]) as listener:
             try:
