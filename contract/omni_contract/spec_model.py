@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import AfterValidator, Field, StrictInt, model_validator
 
 from omni_contract.base import SpecModel, divisors
 from omni_contract.quantity import AutoTokens, SomeTokens, Tokens
@@ -12,6 +12,15 @@ from omni_contract.quantity import AutoTokens, SomeTokens, Tokens
 Size = Annotated[StrictInt, Field(ge=1, le=10**6)]
 Uri = Annotated[str, Field(min_length=1, max_length=512)]
 Trained = Literal["full", "frozen", "projector"]
+
+
+def _refuse_weights(uri: str) -> str:
+    # Silently starting from random weights instead would cost the user a run.
+    raise ValueError("this version starts from random weights only; leave it out")
+
+
+Weights = Annotated[Uri, AfterValidator(_refuse_weights)]
+"""Saved weights to start from. Refused until they can be loaded."""
 
 
 class Modality(StrEnum):
@@ -49,8 +58,9 @@ class LlmSpec(SpecModel):
     """Rows of the embedding; at least the tokenizer's. The default is the demo tokenizer's."""
     tokenizer: Uri
     """URI of a Hugging Face tokenizer.json."""
-    weights: Uri | None = None
-    """Folder of weights to start from. Left out: random, from `train.seed`."""
+    weights: Weights | None = None
+    """Folder of weights to start from; must be left out in this version, which starts from random
+    weights drawn with `train.seed`."""
     train: Literal["full", "frozen"] = "full"
     """Whether the language model learns."""
 
@@ -97,8 +107,9 @@ class _EncoderSpec(SpecModel):
     """Width of the encoder."""
     heads: Size
     """Attention heads; each has hiddenSize / heads features."""
-    weights: Uri | None = None
-    """Local or s3 folder to start from. Left out: random, from `train.seed`."""
+    weights: Weights | None = None
+    """Folder of weights to start from; must be left out in this version, which starts from random
+    weights drawn with `train.seed`."""
     train: Trained = "full"
     """What learns: everything, nothing, or only the projector into the language model."""
     learning_rate_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0

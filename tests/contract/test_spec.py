@@ -36,6 +36,12 @@ def test_the_demo_job_is_read_with_defaults() -> None:
             "spec.model.llm.layrs: unknown field; did you mean 'layers'?",
         ),
         (
+            "spec.model.llm.weights",
+            "s3://omni/llama",
+            "spec.model.llm.weights: 's3://omni/llama' is refused: this version starts from "
+            "random weights only; leave it out",
+        ),
+        (
             "spec.resources.nodeCount",
             2,
             "spec.resources.nodeCount: unknown field; did you mean 'nodes'?",

@@ -14,7 +14,7 @@ from omni_trainer.device import Device
 from omni_trainer.multiplex.gradients import check_same_keys, copy_tensors, learning_rate
 from omni_trainer.train import Engine
 from tests.trainer.inputs import Content, make_content, rank_inputs, tiny_plan
-from tests.trainer.ranks import RankError, run_ranks
+from tests.trainer.ranks import run_ranks
 
 SPEC = OptimizerSpec(learning_rate=2.0, min_learning_rate=0.5, warmup_tokens=100)
 
@@ -165,15 +165,6 @@ def test_encoder_state_that_is_not_sharded_steps_alike(ranks: list[dict[str, Any
     shards = whole[3]["final"]["optimizer-00003"]["shards"]
     numbers = sum(s["main"].numel() for key, s in shards.items() if key.startswith("encoders"))
     assert numbers == sum(weight.numel() for weight in encoders.values())
-
-
-def test_weights_to_start_from_are_refused_not_ignored() -> None:
-    plan = tiny_plan()
-    llm = plan.spec.model.llm.model_copy(update={"weights": "s3://omni/llama"})
-    model = plan.spec.model.model_copy(update={"llm": llm})
-    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"model": model})})
-    with pytest.raises(RankError, match=r"spec.model.llm.weights: 's3://omni/llama': this version"):
-        run_ranks(1, losses_of, plan, make_content(plan, [["t"] * 4]))
 
 
 def who_moves(rank: int, plan: JobPlan, content: Content) -> Any:

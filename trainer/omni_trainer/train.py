@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from omni_contract.errors import OmniError, SpecError
+from omni_contract.errors import OmniError
 from omni_contract.plan import JobPlan
 from omni_contract.records import LossSum
-from omni_contract.spec_model import ModelSpec
 from omni_trainer.batch import MicrobatchInputs, StepInputs, StepResult
 from omni_trainer.collectives import gather_rows, make_replica_group
 from omni_trainer.device import Device
@@ -84,7 +83,6 @@ class Engine:
         from omni_trainer.llm import megatron
 
         spec = plan.spec
-        _check_weights(spec.model)
         dtype = device.dtype(spec.train.precision)
         device.seed(spec.train.seed)
         megatron.initialize_parallel(plan.layout, seed=spec.train.seed)
@@ -340,20 +338,6 @@ class _Losses:
             return [0.0] * (2 * len(_CLASSES))
         total: list[float] = torch.stack(self._sums).view(-1, 2 * len(_CLASSES)).sum(0).tolist()
         return total
-
-
-def _check_weights(model: ModelSpec) -> None:
-    # Silently starting from random weights instead would cost the user a run.
-    given = [("model.llm", model.llm.weights)]
-    given += [
-        (f"model.encoders.{name}", encoder.weights) for name, encoder in model.encoders.items()
-    ]
-    for path, weights in given:
-        if weights is not None:
-            raise SpecError(
-                f"spec.{path}.weights",
-                f"{weights!r}: this version starts from random weights only; leave it out",
-            )
 
 
 def _named(encoders: list[Encoder]) -> list[tuple[str, Tensor]]:
