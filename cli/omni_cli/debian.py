@@ -43,7 +43,8 @@ def fetch_packages(folder: Path) -> None:
                 f"{program}: not on this system, so the demo data cannot be fetched; {_WAY_OUT}"
             )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetch-") as scratch:
+    # apt reads a relative folder against one of its own.
+    with tempfile.TemporaryDirectory(dir=folder.parent.absolute(), prefix="fetch-") as scratch:
         work = Path(scratch)
         debs = _download(work)
         unpacked = work / "unpacked"

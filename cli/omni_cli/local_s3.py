@@ -104,7 +104,7 @@ class LocalS3:
     """
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()  # the server runs in it, whatever is current then
         self._fixed_port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None

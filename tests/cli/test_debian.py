@@ -49,12 +49,16 @@ def test_packages_are_unpacked_and_nothing_else_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: int
 ) -> None:
     log = fake_tools(tmp_path, monkeypatch, update=update)
-    fetch_packages(tmp_path / "cache" / "packages")
+    monkeypatch.chdir(tmp_path)
+    fetch_packages(Path("cache/packages"))
     assert (tmp_path / "cache" / "packages" / "usr/lib/bible.data").exists()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["packages"]
     update_call, download_call = log.read_text().splitlines()
     assert update_call.endswith("update") and download_call.endswith(" ".join(PACKAGES))
     assert "install" not in log.read_text()
+    folders = [word.partition("=")[2] for word in update_call.split() if word.startswith("Dir::")]
+    assert len(folders) == 3  # apt reads a relative folder against one of its own
+    assert all(Path(folder).is_absolute() for folder in folders)
 
 
 def test_what_apt_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

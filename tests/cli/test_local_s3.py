@@ -43,6 +43,13 @@ def test_what_was_written_is_there_after_a_restart_on_other_ports(tmp_path: Path
         assert server.env["AWS_SECRET_ACCESS_KEY"] == keys["AWS_SECRET_ACCESS_KEY"]
 
 
+def test_a_folder_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalS3(Path("cache/s3")) as server:
+        server.open().create_bucket("here")
+    assert (tmp_path / "cache/s3/data").is_dir()
+
+
 def test_a_write_to_a_misspelt_bucket_is_an_error(s3_server: LocalS3) -> None:
     with pytest.raises(StorageError, match="no such bucket"):
         s3_server.open().write("s3://omnni/a", b"1")
