@@ -63,13 +63,13 @@ def test_no_end_can_shrink_or_grow_the_memory() -> None:
 
 def test_c21_the_memory_has_no_name_and_goes_with_its_last_user() -> None:
     before = set(os.listdir("/dev/shm"))
-    ring = Ring(slot_bytes=4096, name="test")
+    ring = Ring(slot_bytes=4096, name="omni-c21")
     assert set(os.listdir("/dev/shm")) <= before
     fd = ring.fd
     ring.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-    assert "omni" not in Path("/proc/self/maps").read_text()
+    assert "omni-c21" not in Path("/proc/self/maps").read_text()
 
 
 def test_the_bound_holds_the_fullest_step_and_costs_only_what_is_touched() -> None:
