@@ -173,9 +173,17 @@ class LocalS3:
                 if all(is_port_free(port) for port in self._ports.all()):
                     break
                 time.sleep(0.05)
+            self._remove_sockets()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _remove_sockets(self) -> None:
+        """SeaweedFS leaves its unix sockets behind; their folder and names are fixed in it."""
+        if self._ports is not None:
+            for port in self._ports.all():
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                    left.unlink(missing_ok=True)
 
     def _start(self) -> None:
         free = shutil.disk_usage(self._folder).free
@@ -202,6 +210,7 @@ class LocalS3:
         data = self._folder / "data"
         data.mkdir(exist_ok=True)
         arguments = [
+            "-logtostderr",  # or it fills the folder for temporary files with logs
             "mini",
             f"-dir={data}",
             "-ip=127.0.0.1",

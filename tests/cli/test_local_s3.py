@@ -31,12 +31,21 @@ def servers_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def sockets_of(server: LocalS3) -> list[Path]:
+    assert server._ports is not None
+    names = [f"seaweedfs-*-{port}.sock" for port in server._ports.all()]
+    return [path for name in names for path in Path("/tmp").glob(name)]
+
+
 def test_what_was_written_is_there_after_a_restart_on_other_ports(tmp_path: Path) -> None:
     with LocalS3(tmp_path / "s3") as server:
         store = server.open()
         store.create_bucket("kept")
         store.write("s3://kept/a", b"1" * 10**6)
         first, keys = server.endpoint, dict(server.env)
+        mine = sockets_of(server)
+        assert mine
+    assert not any(path.exists() for path in mine)
     assert is_port_free(int(first.rpartition(":")[2])) and not servers_of(tmp_path)
     with LocalS3(tmp_path / "s3") as server:
         assert server.open().read("s3://kept/a") == b"1" * 10**6
