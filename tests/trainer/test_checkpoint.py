@@ -13,11 +13,12 @@ from omni_contract.spec_data import StorageSpec
 from omni_trainer import checkpoint
 from omni_trainer.checkpoint import CheckpointRef, Claim
 from omni_trainer.environment import Pair
-from omni_trainer.storage import Folder
+from omni_trainer.storage import Blob, Folder
 from tests.trainer.plans import plan_of
 
 FIRST = Pair(attempt=1, generation=1)
 SECOND = Pair(attempt=1, generation=2)
+THIRD = Pair(attempt=1, generation=3)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_c51_killed_between_manifest_and_latest_the_older_checkpoint_counts(
         save(folder, plan, held, 40)
     assert f"{ref_of(40, FIRST).folder}/{checkpoint.MANIFEST}" in folder.list("step-")
     assert newer.latest.checkpoints == [ref_of(20, FIRST)]
-    assert resumed_step(folder, plan, SECOND) == 20
+    assert resumed_step(folder, plan, THIRD) == 20
 
 
 def test_c51_latest_names_a_checkpoint_without_manifest(folder: Folder, plan: JobPlan) -> None:
@@ -130,6 +131,39 @@ def test_a_stale_writer_neither_claims_nor_moves_latest(folder: Folder, plan: Jo
     with pytest.raises(StaleError, match=r"1\.2 holds this run, 1\.1 is stale"):
         checkpoint.claim(folder, plan.name, FIRST)
     assert save(folder, plan, new, 80).latest.checkpoints[0] == ref_of(80, SECOND)
+
+
+def test_two_runs_that_start_with_the_same_pair_are_told_apart(
+    folder: Folder, plan: JobPlan
+) -> None:
+    """Both would write their shards into one folder: the second launcher must be turned away."""
+    held = checkpoint.claim(folder, plan.name, FIRST)
+    with pytest.raises(StaleError, match=r"another run .* as attempt\.generation 1\.1; wait"):
+        checkpoint.claim(folder, plan.name, FIRST)
+    assert save(folder, plan, held, 20).latest.checkpoints == [ref_of(20, FIRST)]
+
+
+class Overtaken(Folder):
+    """Another run of the same pair claims between this one's read of `latest` and its write."""
+
+    rival: Claim | None = None
+
+    def get(self, key: str) -> Blob | None:
+        blob = super().get(key)
+        if key == checkpoint.LATEST and self.rival is None:
+            self.rival = checkpoint.claim(Folder(self.uri, StorageSpec()), "stamps", SECOND)
+        return blob
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new run", "resumed"])
+def test_of_two_claims_at_once_one_holds(folder: Folder, plan: JobPlan, is_new: bool) -> None:
+    if not is_new:
+        save(folder, plan, checkpoint.claim(folder, plan.name, FIRST), 20)
+    slower = Overtaken(folder.uri, StorageSpec())
+    with pytest.raises(StaleError, match="another run"):
+        checkpoint.claim(slower, plan.name, SECOND)
+    assert slower.rival is not None
+    assert save(folder, plan, slower.rival, 40).latest.checkpoints[0] == ref_of(40, SECOND)
 
 
 def test_a_commit_whose_answer_was_lost_does_not_make_its_writer_stale(

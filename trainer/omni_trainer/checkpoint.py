@@ -13,6 +13,7 @@ Every pair (attempt, generation) writes into folders of its own, so nothing save
 import hashlib
 import io
 import pickle
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ class Latest(_Model):
     job: str
     attempt: int
     generation: int
+    holder: str = ""
+    """Drawn anew by every claim: tells two apart that come with the same pair."""
     checkpoints: list[CheckpointRef]
 
     @property
@@ -155,14 +158,20 @@ def newest_attempt(folder: Folder) -> int:
 def claim(folder: Folder, job: str, pair: Pair) -> Claim:
     """Make `pair` the holder of the run. Rank 0 alone calls it, once a generation.
 
-    Raises StaleError where a newer pair holds it, SpecError where the folder is another job's.
+    Raises StaleError where this pair or a newer one holds it, SpecError where the folder is
+    another job's.
     """
     folder.check_bucket()
+    holder = secrets.token_hex(8)
     for _ in range(_CLAIM_TRIES):
         blob = folder.get(LATEST)
         if blob is None:
             first = Latest(
-                job=job, attempt=pair.attempt, generation=pair.generation, checkpoints=[]
+                job=job,
+                attempt=pair.attempt,
+                generation=pair.generation,
+                holder=holder,
+                checkpoints=[],
             )
             etag = folder.put_if_absent(LATEST, _dump(first))
             if etag is not None:
@@ -177,7 +186,14 @@ def claim(folder: Folder, job: str, pair: Pair) -> Claim:
             )
         if found.pair > pair:
             raise StaleError(_stale(folder, found.pair, pair))
-        mine = found.model_copy(update={"attempt": pair.attempt, "generation": pair.generation})
+        if found.pair == pair:  # both would write into the same folders
+            raise StaleError(
+                f"{folder.uri}: another run of job {job!r} holds this folder as "
+                f"attempt.generation {pair}; wait for its end, or use another checkpoint.uri"
+            )
+        mine = found.model_copy(
+            update={"attempt": pair.attempt, "generation": pair.generation, "holder": holder}
+        )
         etag = folder.put_if_match(LATEST, _dump(mine), blob.etag)
         if etag is not None:
             return Claim(latest=mine, etag=etag)
@@ -369,7 +385,7 @@ def _renewed(folder: Folder, held: Claim) -> Claim:
     """The claim, if it is still ours: a commit whose answer was lost has moved the ETag itself."""
     blob = folder.get(LATEST)
     found = None if blob is None else _parse(Latest, folder, LATEST, blob.data)
-    if blob is None or found is None or found.pair != held.latest.pair:
+    if blob is None or found is None or found.holder != held.latest.holder:
         raise _lost(folder, held.latest.pair)
     return Claim(latest=found, etag=blob.etag)
 
