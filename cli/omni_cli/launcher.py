@@ -69,6 +69,7 @@ class Launcher:
         faults: Sequence[Fault] = (),
         trace_steps: Sequence[int] = (),
         sidecar_module: str = "omni_dataloader.main",
+        supervisor_module: str = "omni_trainer.supervise",
         supervisor_arguments: Sequence[str] = (),
     ) -> None:
         """`env`: environment of all programs. The run folder holds plan.json already."""
@@ -78,6 +79,7 @@ class Launcher:
         self._attempt = first_attempt
         self._trace_steps = ",".join(map(str, trace_steps))
         self._sidecar_module = sidecar_module
+        self._supervisor_module = supervisor_module
         self._supervisor_arguments = tuple(supervisor_arguments)
         self._rehearsal = Rehearsal(faults, plan=plan, run_dir=run_dir, first=first_attempt)
         self._nodes = range(plan.layout.num_nodes)
@@ -181,18 +183,18 @@ class Launcher:
 
     def _look_at_supervisors(self) -> Outcome | None:
         """None while all run; a new attempt where one is lost; an outcome at the end."""
-        codes = {node: child.exit_code for node, child in self._supervisors.items()}
-        ended = {node: code for node, code in codes.items() if code is not None}
-        if not ended or (len(ended) < len(codes) and set(ended.values()) == {Exit.OK}):
+        ended = self._ended()
+        if not ended or (len(ended) < len(self._nodes) and set(ended.values()) == {Exit.OK}):
             return None
         if set(ended.values()) == {Exit.OK}:
             return self._complete()
         # Let the others see it too and leave by themselves: who ended how tells the cause.
         wait_all(self._all_supervisors(), timeout_s=_CASCADE_GRACE_S)
+        ended = self._ended()
         final = next((code for code in ended.values() if code in _FINAL), None)
         if final is not None:
             wait_all(self._all_supervisors(), timeout_s=_SAVE_GRACE_S)
-            said = [e.message for e in read_events(self._run_dir) if e.kind == "gave_up"]
+            said = [e.message for e in self._events("gave_up")]
             lost = next(node for node, code in ended.items() if code == final)
             words = said[-1] if said else self._supervisors[lost].last_line()
             return Outcome(exit_code=final, message=words)
@@ -200,10 +202,19 @@ class Launcher:
             return self._complete()  # whatever befell a supervisor after that
         return self._replace_attempt()
 
+    def _ended(self) -> dict[int, int]:
+        """Exit codes of the supervisors that are gone."""
+        codes = {node: child.exit_code for node, child in self._supervisors.items()}
+        return {node: code for node, code in codes.items() if code is not None}
+
+    def _events(self, kind: str) -> list[RunEvent]:
+        """Events of this kind in this attempt; the run folder may hold those of earlier runs."""
+        events = read_events(self._run_dir)
+        return [e for e in events if e.kind == kind and e.attempt == self._attempt]
+
     def _completed(self) -> RunEvent | None:
         """The event that says so, once all ranks of this attempt are done."""
-        events = (e for e in read_events(self._run_dir) if e.kind == "completed")
-        return next((event for event in events if event.attempt == self._attempt), None)
+        return next(iter(self._events("completed")), None)
 
     def _complete(self) -> Outcome:
         """All ranks are done, which is not success where the data ended early."""
@@ -234,10 +245,7 @@ class Launcher:
     def _is_ordered(self) -> bool:
         """Whether the supervisors themselves asked for a new attempt, and wrote it down."""
         return any(
-            event.kind == "restart"
-            and event.attempt == self._attempt
-            and event.action is not RestartAction.RESTART_IN_PLACE
-            for event in read_events(self._run_dir)
+            event.action is not RestartAction.RESTART_IN_PLACE for event in self._events("restart")
         )
 
     def _judge_supervisors(self, lost: Mapping[int, int]) -> Verdict:
@@ -279,7 +287,7 @@ class Launcher:
         for node in self._nodes:
             log = self._run_dir / "logs" / f"supervisor-{node}.{self._attempt}.log"
             self._supervisors[node] = Child.start(
-                "omni_trainer.supervise",
+                self._supervisor_module,
                 [
                     f"--plan={self._run_dir / 'plan.json'}",
                     f"--node={node}",

@@ -53,11 +53,11 @@ class Run:
         self.faults = [Fault.parse(text, plan) for text in faults]
         self.pids: set[int] = set()
 
-    def to_end(self) -> Outcome:
+    def to_end(self, supervisor_module: str = "omni_trainer.supervise") -> Outcome:
         console = Console(file=self.output, width=200)
         launcher = Launcher(
             self.plan, self.run_dir, env=os.environ, first_attempt=1, faults=self.faults,
-            sidecar_module="tests.fakes.sidecar_program",
+            sidecar_module="tests.fakes.sidecar_program", supervisor_module=supervisor_module,
             supervisor_arguments=["--rank-module=tests.fakes.rank_program"],
         )  # fmt: skip
         with launcher, RunView(self.plan, self.run_dir, console) as view:
@@ -116,6 +116,15 @@ def test_a_users_mistake_seen_by_the_data_service_is_its_sentence(run_dir: Path)
         exit_code=Exit.USER,
         message="s3://omni/pictures: the bucket 'omni' does not exist; create it",
     )
+
+
+def test_the_cause_counts_though_its_supervisor_ends_after_the_cascade(run_dir: Path) -> None:
+    """Node 0 leaves first because node 1 is ending, and node 1 ends by a mistake of the user."""
+    record_event(run_dir, kind="gave_up", attempt=0, generation=0, message="of an earlier run")
+    codes = {"0": [0.0, Exit.PEER_LOST], "1": [1.0, Exit.USER]}
+    (run_dir / "supervisor.json").write_text(json.dumps(codes))
+    outcome = Run(run_dir, fake_plan(), []).to_end("tests.fakes.supervisor_program")
+    assert outcome == Outcome(exit_code=Exit.USER, message="node 1 ends with 2")
 
 
 def test_a_data_service_that_keeps_dying_ends_the_run(run_dir: Path) -> None:
