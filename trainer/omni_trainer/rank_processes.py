@@ -116,9 +116,13 @@ class RankProcesses(PContext):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self._pids[local_rank], death_sig)
             self._wait(timeout)
-        for pid in self._pids.values():
+        for local_rank, code in self.exit_codes().items():
+            pid = self._pids[local_rank]
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # also when the rank is dead: its children may live
+            if code is None:  # a rank just forked leads no group yet
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._wait(timeout)
 
     def _wait(self, timeout: float) -> None:
