@@ -123,6 +123,9 @@ class LocalS3:
         access_key, secret_key = self._keys
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
+            # A shell set up for AWS may have these, and they would win or be sent along.
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_SESSION_TOKEN": "",
             "AWS_ACCESS_KEY_ID": access_key,
             "AWS_SECRET_ACCESS_KEY": secret_key,
             "AWS_REGION": "us-east-1",

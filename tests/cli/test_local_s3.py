@@ -12,6 +12,8 @@ import pytest
 from omni_cli import local_s3
 from omni_cli.local_s3 import LocalS3, choose_ports, is_port_free
 from omni_contract.errors import StorageError
+from omni_contract.spec_data import StorageSpec
+from omni_dataloader.store import Store
 
 _CHILD = """
 import sys, time
@@ -62,6 +64,21 @@ def test_a_folder_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_write_to_a_misspelt_bucket_is_an_error(s3_server: LocalS3) -> None:
     with pytest.raises(StorageError, match="no such bucket"):
         s3_server.open().write("s3://omnni/a", b"1")
+
+
+def test_a_shell_set_up_for_aws_does_not_get_in_the_way(
+    s3_server: LocalS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary credentials and an endpoint of S3 alone stand beside what the server hands out."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another account")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    for name, value in s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    store = Store.open(StorageSpec())
+    store.create_bucket("mine")
+    store.write("s3://mine/a", b"12345")
+    [part] = store.read_ranges("s3://mine/a", [(1, 2)])
+    assert bytes(part) == b"23"
 
 
 def test_it_listens_on_loopback_only(s3_server: LocalS3) -> None:
