@@ -1,5 +1,7 @@
 """Proof that a dataflow can run: every microbatch encoded once, in its window, without deadlock."""
 
+from itertools import pairwise
+
 from omni_contract.dataflow import Dataflow
 from omni_contract.errors import SpecError
 from omni_planner.schedule import Op, OpKind, OpTable, op_table
@@ -25,6 +27,8 @@ def check_dataflow(*, num_stages: int, num_microbatches: int, dataflow: Dataflow
                 f"dataflow[{key!r}]", f"there are only microbatches 1 to {num_microbatches}"
             )
     table = op_table(num_stages=num_stages, num_microbatches=num_microbatches, dataflow=dataflow)
+    for stage, ops in enumerate(table):
+        _check_order(stage, ops)
     stuck = stuck_ops(table)
     if stuck:
         waiting = "; ".join(f"stage {stage} at {op}" for stage, op in stuck)
@@ -57,11 +61,25 @@ def _check_entry(key: str, dataflow: Dataflow, *, num_stages: int, num_microbatc
         )
 
 
+def _check_order(stage: int, ops: tuple[Op, ...]) -> None:
+    """Messages between two stages keep one order: embeddings leave in the order they are used."""
+    forwards = [op.microbatch for op in ops if op.kind is OpKind.ENCODER_FORWARD]
+    for before, e in pairwise(forwards):
+        if e < before:
+            raise SpecError(
+                f"dataflow['{e}']",
+                f"stage {stage} would encode {before} before {e}; a stage encodes in ascending "
+                "order",
+            )
+
+
 def stuck_ops(table: OpTable) -> list[tuple[int, Op]]:
     """Where each stage waits for ever, as (stage, operation); nothing when the table runs through.
 
     Operations block until what they read is there; sends never block, since the executor posts
-    them before it opens a slot.
+    them before it opens a slot. The reduction at the end of the step stands in no table: it cannot
+    deadlock as long as stage 0 sends the gradients of its last backwards before it joins in, which
+    the executor does.
     """
     last_stage = len(table) - 1
     done: set[tuple[int, Op]] = set()

@@ -81,6 +81,7 @@ def _paper_flow() -> dict[str, Window]:
         ("-2", (1, [0, -1]), "before the first LLM backward"),
         ("9", (1, [0, 1]), "only microbatches 1 to 4"),
         ("3", (0, [3, 4]), "deadlock"),
+        ("2", (1, [2, 3]), "would encode 4 before 2; a stage encodes in ascending"),
         ("-1", (0, [-4, -5]), None),
     ],
 )
