@@ -10,7 +10,7 @@ from omni_contract.plan import JobPlan
 from omni_contract.spec_model import EncoderSpec, LlmSpec, UsmSpec, VitSpec
 
 KERNEL = 15
-"""Width of the Conformer's depthwise convolution."""
+"""Width of the Conformer's depthwise convolution, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from omni_contract.spec_model import UsmSpec
+from omni_planner.size import KERNEL
 from omni_trainer.batch import MicrobatchInputs
-from omni_trainer.encoders.usm import KERNEL, Usm, gapped_places, halving_windows
+from omni_trainer.encoders.usm import Usm, gapped_places, halving_windows
 from omni_trainer.weights import initialize
 from tests.trainer.inputs import MEL, Piece, make_piece, pack
 

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from omni_contract.spec_model import Modality, UsmSpec
+from omni_planner.size import KERNEL
 from omni_trainer.batch import MicrobatchInputs
 from omni_trainer.encoders.attend import SelfAttention, rotary_angles
 from omni_trainer.encoders.plugin import Encoder, Mlp, Projector
-
-KERNEL = 15
-"""Width of the depthwise convolution, in tokens."""
 
 
 class Halve(nn.Module):
