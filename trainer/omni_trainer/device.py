@@ -50,9 +50,13 @@ class Device:
         return self.torch_device.type == "cuda"
 
     def synchronize(self) -> None:
-        """Wait until everything submitted is done."""
+        """Wait until everything computed on the current stream is done.
+
+        Not for the whole device: receives that are posted ahead stand on streams of their own, and
+        what they wait for may need this rank to go on.
+        """
         if self.is_cuda:
-            torch.cuda.synchronize(self.torch_device)
+            torch.cuda.current_stream(self.torch_device).synchronize()
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this device; the same tensor where it is there already."""

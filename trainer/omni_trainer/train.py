@@ -18,7 +18,7 @@ from omni_contract.errors import OmniError
 from omni_contract.plan import JobPlan
 from omni_contract.records import LossSum
 from omni_trainer.batch import MicrobatchInputs, StepInputs, StepResult
-from omni_trainer.collectives import gather_rows, make_replica_group
+from omni_trainer.collectives import connect, gather_rows, make_replica_group
 from omni_trainer.device import Device
 from omni_trainer.encoders.build import as_module, build_encoders
 from omni_trainer.encoders.plugin import Encoder
@@ -86,6 +86,7 @@ class Engine:
         dtype = device.dtype(spec.train.precision)
         device.seed(spec.train.seed)
         megatron.initialize_parallel(plan.layout, seed=spec.train.seed)
+        megatron.connect_stages(device.torch_device)
         stage = megatron.build_stage(plan, device=device.torch_device, dtype=dtype)
         encoders = build_encoders(
             spec.model, seed=spec.train.seed, device=device.torch_device, dtype=dtype
@@ -363,11 +364,14 @@ def _make_link(
         [layout.rank_of(pp_rank=s, dp_rank=d) for s in range(layout.pp_size)]
         for d in range(layout.dp_size)
     ]
-    embedding_group: dist.ProcessGroup = make_replica_group(replicas)
+    embedding_group, gradient_group = make_replica_group(replicas), make_replica_group(replicas)
+    for group in (embedding_group, gradient_group):
+        first, *others = dist.get_process_group_ranks(group)
+        connect([(first, other) for other in others], device.torch_device, group)
     return EmbeddingLink(
         stage=stage,
         embedding_group=embedding_group,
-        gradient_group=make_replica_group(replicas),
+        gradient_group=gradient_group,
         width=plan.spec.model.llm.hidden_size,
         dtype=dtype,
         device=device.torch_device,

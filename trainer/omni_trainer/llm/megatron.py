@@ -8,6 +8,7 @@ Import it only after `Device.open`, which may have to give torch.cuda a CPU face
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -31,9 +32,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from omni_contract.errors import OmniError
 from omni_contract.plan import JobPlan
 from omni_contract.spec_model import OptimizerSpec
 from omni_contract.topology import Layout
+from omni_trainer.collectives import connect
 from omni_trainer.llm.attention import PackedCausalAttention, cumulative
 from omni_trainer.weights import initialize
 
@@ -84,6 +87,18 @@ def initialize_parallel(layout: Layout, *, seed: int) -> None:
     if found != (coords.pp_rank, coords.dp_rank):
         raise AssertionError(f"rank {rank} is at {found} for megatron, at {coords} in the plan")
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def connect_stages(device: torch.device) -> None:
+    """Open the connections of neighbouring stages before a schedule needs them, see `connect`.
+
+    Collective over the world, after `initialize_parallel`.
+    """
+    group = parallel_state.get_pipeline_model_parallel_group()
+    pairs = list(pairwise(dist.get_process_group_ranks(group)))
+    connect(pairs, device, group)
+    if len(pairs) == 1:  # of two stages megatron sends one direction over the world's group
+        connect(pairs, device)
 
 
 def release_parallel() -> None:
@@ -255,6 +270,13 @@ def make_optimizer(
             pg_collection=_encoder_groups(is_sharded=is_sharded),
         )
         parts += chained.chained_optimizers
+    for part in parts:
+        if not isinstance(part.optimizer, torch.optim.AdamW):
+            # It would train, and forget its step count at every resume.
+            raise OmniError(
+                f"megatron took {type(part.optimizer).__module__} for Adam, whose state this "
+                "trainer does not save; take Transformer Engine and Apex out of the image"
+            )
     return ChainedOptimizer(parts)
 
 
