@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +45,10 @@ launcher has found wrong addresses before that."""
 def main() -> int:
     """Run one rank to the end; its exit code."""
     die_with_parent(os.getppid())
+    # megatron-core calls collectives by names that torch 2.13 is about to drop, once a step.
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.(reduce_scatter|all_gather_into)_tensor`", FutureWarning
+    )
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         return _run(RankEnvironment.read(os.environ))
