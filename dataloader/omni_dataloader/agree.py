@@ -124,8 +124,10 @@ class Agreement:
         if self._node != 0:
             return await self._pull(board, 0, "agreed", step)
         others = [self._pull(board, n, "report", step) for n in range(1, len(self._peers))]
+        with reported(board, step):
+            reports = await asyncio.gather(*others)
         found: dict[tuple[int, int, int], Bad] = {}
-        for report in (local, *await asyncio.gather(*others)):
+        for report in (local, *reports):
             for bad in report:
                 found.setdefault((bad.source, bad.epoch, bad.index), bad)
         agreed = sorted(found.values())
@@ -215,9 +217,11 @@ class Agreement:
 
 @contextlib.contextmanager
 def reported(board: Board, step: int) -> Iterator[None]:
-    """Pass a failure of this node to those who wait for its report of a step."""
+    """Pass a failure of this node to those who wait for its report of a step, or its answer."""
     try:
         yield
+    except StaleError:
+        raise  # a newer pair tells the others, too
     except Exception as exc:
         board.fail(step, str(exc))
         raise

@@ -7,6 +7,7 @@ in one layout of ranks goes on in another. Draw, mix and pack meet here; the ran
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +132,8 @@ class SamplePlan:
         self._global_sequences = global_sequences
         self._sequence_tokens = sequence_tokens
         self._total_tokens = total_tokens
-        self._drawn: dict[tuple[int, int, int], Ints] = {}
+        # A cache that threads may share: planning for an older pair may still be under way.
+        self._block = lru_cache(maxsize=2 * len(self.tables))(self._draw_block)
 
     def begin(self) -> PlanState:
         """The state before step 1."""
@@ -190,17 +192,13 @@ class SamplePlan:
     def index_at(self, source: int, epoch: int, position: int) -> int:
         """The sample at a position of an epoch."""
         block, within = divmod(position, _BLOCK)
-        key = (source, epoch, block)
-        drawn = self._drawn.get(key)
-        if drawn is None:
-            table = self.tables[source]
-            order = Permutation.of(len(table.rows), seed=self._seed, source=table.name, epoch=epoch)
-            stop = min(len(table.rows), (block + 1) * _BLOCK)
-            drawn = table.rows[order.at(np.arange(block * _BLOCK, stop))]
-            while len(self._drawn) > 2 * len(self.tables):
-                del self._drawn[next(iter(self._drawn))]
-            self._drawn[key] = drawn
-        return int(drawn[within])
+        return int(self._block(source, epoch, block)[within])
+
+    def _draw_block(self, source: int, epoch: int, block: int) -> Ints:
+        table = self.tables[source]
+        order = Permutation.of(len(table.rows), seed=self._seed, source=table.name, epoch=epoch)
+        stop = min(len(table.rows), (block + 1) * _BLOCK)
+        return table.rows[order.at(np.arange(block * _BLOCK, stop))]
 
 
 class _Cursor:

@@ -163,3 +163,18 @@ def test_a_node_that_cannot_serve_a_step_fails_it_for_all() -> None:
             await first.agree(boards[0], 1, [])
 
     run(2, test)
+
+
+def test_node_0_passes_a_failure_of_one_node_on_to_the_others() -> None:
+    """They wait for node 0 alone, so without its word they would wait for ever."""
+
+    async def test(nodes: Nodes) -> None:
+        boards = [board() for _ in range(3)]
+        first, _, third = [await nodes.start(n, b) for n, b in enumerate(boards)]
+        boards[1].fail(1, "s3://b/k: gone")
+        answers = await asyncio.gather(
+            first.agree(boards[0], 1, []), third.agree(boards[2], 1, []), return_exceptions=True
+        )
+        assert [str(answer) for answer in answers] == ["s3://b/k: gone"] * 2
+
+    run(3, test)

@@ -1,6 +1,8 @@
 """Properties of the whole sample plan: nothing lost, nothing twice, full, as mixed."""
 
+import sys
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -128,6 +130,23 @@ def test_the_plan_is_a_pure_function_of_the_state() -> None:
         second.step(state)  # asking twice, as a prefetch does, moves nothing
         again, state = second.step(state)
         assert (again.pieces == step.pieces).all()
+
+
+def test_threads_may_draw_at_once() -> None:
+    """A restart in place plans anew while a thread of the generation before still does."""
+    plan = sample_plan([text_source("notes", np.arange(1, 60_001))])
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            drawn = list(
+                threads.map(
+                    lambda _: [plan.index_at(0, 0, at) for at in range(0, 60_000, 256)], range(16)
+                )
+            )
+    finally:
+        sys.setswitchinterval(switch_s)
+    assert drawn == [drawn[0]] * 16 and len(set(drawn[0])) == len(drawn[0])
 
 
 def test_a_small_source_repeats_in_a_new_order() -> None:
