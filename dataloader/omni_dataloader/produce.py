@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -219,6 +220,13 @@ class Production:
         ]
         agreed = await self._world.agreement.agree(self._board, step, local)
         self._note(step, agreed)
+        masked = self._corrupt_by(step)
+        unmasked = [bad for bad in local if (bad.source, bad.epoch, bad.index) not in masked]
+        if unmasked:
+            raise DataError(
+                f"step {step} was agreed on when all its samples could be read; now one cannot: "
+                f"{self._named(unmasked[0])}; resume from the last checkpoint"
+            )
         return Prepared(step_plan=planned, placed=placed, fetched=fetched)
 
     async def _walk(self, step: int) -> StepPlan | End:
@@ -229,23 +237,14 @@ class Production:
             start = max((s for s in self._states if s <= step), default=None)
             if start is None:
                 raise DataError(f"step {step} lies before the state this run started from")
-            try:
-                return await asyncio.to_thread(self._plan_from, start, step)
-            except OutOfSamples as exc:
-                reached = max(self._states)
-                self._end = End(step=reached, message=str(exc))
-                return self._end
-
-    def _plan_from(self, start: int, step: int) -> StepPlan:
-        state = self._states[start]
-        while True:
-            planned, after = self._world.samples.step(state)
-            self._states[after.next_step] = after
-            if planned.step == step:
-                return planned
-            if start < planned.step < step - BEHIND_STEPS:
-                del self._states[planned.step]
-            state = after
+            # Only the event loop touches the states: they are also saved and dropped meanwhile.
+            planned, passed = await asyncio.to_thread(
+                _planned, self._world.samples, self._states[start], step
+            )
+            self._states |= {state.next_step: state for state in passed}
+            if isinstance(planned, End):
+                self._end = planned
+            return planned
 
     def _note(self, step: int, agreed: list[Bad]) -> None:
         for bad in agreed:
@@ -332,6 +331,21 @@ class Production:
         for old in self._world.run_dir.glob(f"loader-{self._world.node}-*.state"):
             if old != self._file:  # of an older pair, which never comes back
                 old.unlink(missing_ok=True)
+
+
+def _planned(
+    samples: SamplePlan, state: PlanState, step: int
+) -> tuple[StepPlan | End, list[PlanState]]:
+    """The plan of a step, walked to from a state before it, and the last states passed."""
+    passed: deque[PlanState] = deque(maxlen=BEHIND_STEPS + 2)
+    while True:
+        try:
+            planned, state = samples.step(state)
+        except OutOfSamples as exc:
+            return End(step=state.next_step, message=str(exc)), list(passed)
+        passed.append(state)
+        if planned.step == step:
+            return planned, list(passed)
 
 
 def _assembled(

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pydantic
@@ -78,6 +79,14 @@ class Server:
             )
         _check_start(hello)
         assert self._production is not None
+        try:
+            ring = Ring(slot_bytes=self._slot_bytes, name=f"omni-rank-{hello.rank}")
+        except OSError as exc:
+            raise _Refusal(
+                "error",
+                f"no memory for {self._slot_bytes} bytes a step of rank {hello.rank}: "
+                f"{exc.strerror}; lower batch.sequenceTokens or give the data service more",
+            ) from None
         older = self._ranks.get(hello.rank)
         if older is not None:
             older.drop("this rank has connected again")
@@ -88,7 +97,7 @@ class Server:
             "rank joined rank=%d attempt=%d generation=%d step=%d",
             hello.rank, *pair, hello.next_step,
         )  # fmt: skip
-        return Ring(slot_bytes=self._slot_bytes, name=f"omni-rank-{hello.rank}")
+        return ring
 
     def _begin(self, pair: Pair, hello: wire.Hello) -> None:
         """A newer pair takes over; who belongs to the older one is sent away."""
@@ -164,12 +173,17 @@ class _Connection:
         except _Refusal as exc:
             log.warning("rank refused rank=%d reason=%s: %s", self._rank, exc.refused.reason, exc)
             await self._say_goodbye(exc.refused)
-        except (OSError, EOFError):
+        except EOFError:
             pass  # the rank has died; its supervisor knows
         except asyncio.CancelledError:
             if self._last_words is None:
                 raise
             await self._say_goodbye(self._last_words)
+        except Exception as exc:
+            # Without a word the rank would ask again and again until it loses patience.
+            log.exception("rank could not be served rank=%d", self._rank)
+            message = f"the data service failed ({type(exc).__name__}: {exc}); its log has more"
+            await self._say_goodbye(wire.Refused(reason="error", message=message))
         finally:
             for task in tasks:
                 task.cancel()
@@ -256,15 +270,17 @@ class _Connection:
     def _welcome(self, ring: Ring) -> None:
         # A fresh socket takes a frame as small as this at once.
         frame = wire.encode(wire.Welcome(ring_bytes=ring.num_bytes))
-        socket.send_fds(self._client, [frame], [ring.fd])
+        with _gone():
+            socket.send_fds(self._client, [frame], [ring.fd])
 
     async def _say_goodbye(self, refused: wire.Refused) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(EOFError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await self._send(refused)
 
     async def _send(self, message: wire.Message) -> None:
-        await self._loop.sock_sendall(self._client, wire.encode(message))
+        with _gone():
+            await self._loop.sock_sendall(self._client, wire.encode(message))
 
     async def _receive(self) -> wire.Hello | wire.Next | wire.Release | wire.Snapshot:
         size = int.from_bytes(await self._exactly(4), "big")
@@ -281,11 +297,21 @@ class _Connection:
     async def _exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            part = await self._loop.sock_recv(self._client, size - len(data))
+            with _gone():
+                part = await self._loop.sock_recv(self._client, size - len(data))
             if not part:
                 raise EOFError
             data += part
         return bytes(data)
+
+
+@contextlib.contextmanager
+def _gone() -> Iterator[None]:
+    """A socket error means that the rank has died. Raises EOFError."""
+    try:
+        yield
+    except OSError as exc:
+        raise EOFError from exc
 
 
 def _check_start(hello: wire.Hello) -> None:

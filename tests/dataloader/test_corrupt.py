@@ -25,7 +25,13 @@ from tests.dataloader.serving import (
     take,
     walk,
 )
-from tests.fakes.sidecar_client import RefusedError, Step, services
+from tests.fakes.sidecar_client import (
+    RefusedError,
+    SidecarClient,
+    Step,
+    services,
+    sidecars,
+)
 from tests.fakes.sources import FakeSources
 
 
@@ -156,6 +162,30 @@ def test_c20_a_corrupt_picture_ends_the_job_where_the_policy_says_so(
             assert refused.value.refused.reason == "error"
             text = refused.value.refused.message
             assert f"source=pictures epoch=0 index={bad.index}" in text and bad.name in text
+
+
+@pytest.mark.usefixtures("s3_env")
+def test_c20_a_sample_damaged_after_its_step_was_agreed_on_is_named(
+    shared_store: Store, fakes: FakeSources, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It cannot be masked any more: other ranks have trained on it already."""
+    bad = damaged(shared_store, fakes, undisturbed, "speech", "txt")
+    shard = bad.name.partition(": ")[0]
+    torn = shared_store.read(shard)
+    shared_store.write(shard, shared_store.read(shard.replace(bad.uri, "s3://serve/good")))
+    plan = plan_of(bad.uri)
+    with sidecars(plan, tmp_path) as cars:
+        clients = join_all([car.path for car in cars], plan)
+        take(clients, 1)
+        take(clients[:3], 2)
+        cars[1].kill()
+        shared_store.write(shard, torn)
+        cars[1].restart()
+        last = SidecarClient.join(cars[1].path, plan, rank=3, next_step=2)
+        last.ask(2)
+        with pytest.raises(RefusedError, match="step 2 was agreed on when") as told:
+            last.take()
+        assert told.value.refused.reason == "error" and bad.name in str(told.value)
 
 
 def test_a_shard_that_goes_away_is_an_error_on_every_node(

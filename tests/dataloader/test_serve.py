@@ -1,5 +1,6 @@
 """What ranks are served, over real sockets and a real S3 server."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,18 @@ def test_after_the_plan_s_last_step_there_is_none(
         clients[0].ask(3)
         expected = wire.EndOfData(step=3, message="all 2 steps of the plan are done")
         assert clients[0].take() == expected
+
+
+def test_a_failure_of_the_service_itself_is_told_at_once(
+    shared_store: Store, uri: str, tmp_path: Path
+) -> None:
+    """A rank that only sees its connection end asks again for minutes."""
+    plan = plan_of(uri)
+    broken = ThreadPoolExecutor(1)
+    broken.shutdown()
+    with services(plan, tmp_path, shared_store, executor=broken) as paths:
+        (rank, *_) = join_all(paths, plan)
+        rank.ask(1)
+        with pytest.raises(RefusedError, match=r"the data service failed \(RuntimeError: ") as told:
+            rank.take()
+        assert told.value.refused.reason == "error"

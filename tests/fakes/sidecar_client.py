@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,14 +258,19 @@ def sidecars(plan: JobPlan, folder: Path) -> Iterator[list[Sidecar]]:
 
 @contextmanager
 def services(
-    plan: JobPlan, folder: Path, store: Store, *, cache_bytes: int = 0
+    plan: JobPlan,
+    folder: Path,
+    store: Store,
+    *,
+    cache_bytes: int = 0,
+    executor: Executor | None = None,
 ) -> Iterator[list[Path]]:
     """All nodes' services in one thread of this process, over real sockets; yields their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     nodes = range(plan.layout.num_nodes)
     peers = [("127.0.0.1", port) for port in free_ports(len(nodes))]
     paths = [folder / f"node-{node}.sock" for node in nodes]
-    executor = ThreadPoolExecutor(2)
+    executor = executor or ThreadPoolExecutor(2)
     ended = asyncio.Event()
     loop = asyncio.new_event_loop()
 
