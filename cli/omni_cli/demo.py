@@ -15,11 +15,14 @@ import click
 
 from omni_cli.demo_data import build_demo
 from omni_cli.local_s3 import LocalS3
+from omni_cli.processes import guarded
+from omni_cli.rehearsal import Fault
 from omni_cli.report import RunRecords, write_report
 from omni_contract.errors import OmniError
 from omni_contract.jobfile import read_job
 from omni_contract.names import Exit
 from omni_dataloader.store import Store, split_uri
+from omni_planner.compile import compile_plan
 
 JOB: Final = Path(__file__).resolve().parents[2] / "manifests" / "examples" / "demo.yaml"
 FAULT: Final = "kill-rank:2@66"
@@ -27,6 +30,8 @@ FAULT: Final = "kill-rank:2@66"
 TRACE_STEP: Final = 60
 """A step in which all three modalities occur."""
 STOP_S: Final = 15.0
+_WRITTEN: Final = {"run", "report.html", "trace.json", "summary.json"}
+"""What a demo leaves in its folder, and so the only names that the next one deletes there."""
 
 
 @click.command()
@@ -60,10 +65,11 @@ def demo(out: Path, cache: Path, fault: str) -> int:
     begin = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children end with it
     job = read_job(JOB)
+    if fault != "none":
+        Fault.parse(fault, compile_plan(job))  # before minutes go into the data
     run_dir = out / "run"
-    shutil.rmtree(out, ignore_errors=True)
-    run_dir.mkdir(parents=True)
     with LocalS3(cache / "s3") as server:
+        _clear(out)  # the folder of a demo that still runs is safe: it holds the server
         store = server.open()
         build_demo(store, f"s3://{split_uri(job.spec.checkpoint.uri)[0]}", cache=cache, say=_say)
         _forget_earlier_run(store, job.spec.checkpoint.uri)
@@ -74,6 +80,26 @@ def demo(out: Path, cache: Path, fault: str) -> int:
         summary = write_report(RunRecords.read(run_dir), out, store)
     _show(summary, out, time.monotonic() - begin)
     return Exit.OK
+
+
+def _clear(out: Path) -> None:
+    """Delete what an earlier demo left. Raises OmniError where anything else lies there."""
+    try:
+        found = sorted(out.iterdir()) if out.exists() else []
+        strange = [path.name for path in found if path.name not in _WRITTEN]
+        if strange:
+            raise OmniError(
+                f"--out {out}: {strange[0]!r} lies there and comes from no demo; a demo clears its "
+                "folder, so take an empty or a new one"
+            )
+        for path in found:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (out / "run").mkdir(parents=True)
+    except OSError as exc:
+        raise OmniError(f"--out {out}: {exc.strerror}; take a folder of your own") from None
 
 
 def _say(line: str) -> None:
@@ -92,11 +118,13 @@ def _train(run_dir: Path, fault: str, environment: Mapping[str, str]) -> int:
     command += ["--run-dir", str(run_dir), "--trace-step", str(TRACE_STEP)]
     if fault != "none":
         command += ["--fault", fault]
-    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
+    # In a session of its own Ctrl-C reaches it once, through us: twice would mean "at once".
+    with subprocess.Popen(
+        guarded(command), env={**os.environ, **environment}, start_new_session=True
+    ) as process:
         try:
             return process.wait()
         except BaseException:
-            # Ctrl-C reaches the whole group; a plain kill of this process does not.
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(STOP_S)

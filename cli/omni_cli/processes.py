@@ -35,10 +35,9 @@ class Child:
     ) -> "Child":
         """Start `python -m module` in a session of its own: Ctrl-C is the launcher's to handle."""
         command = [sys.executable, "-u", "-m", module, *arguments]
-        guarded = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                guarded,
+                guarded(command),
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -66,6 +65,11 @@ class Child:
         """What it said last."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("error: ") if lines else "it said nothing"
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """The command as a child that gets SIGTERM when the thread that starts it ends."""
+    return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
 
 
 def end_all(children: Iterable[Child], *, timeout_s: float) -> None:
