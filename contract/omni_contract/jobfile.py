@@ -41,6 +41,8 @@ def read_job(path: Path) -> Job:
         mark = exc.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise SpecError(str(path), f"{where}{exc.problem}; mend the YAML there") from None
+    except RecursionError:
+        raise SpecError(str(path), "its blocks are nested too deep; this is no job file") from None
     except yaml.YAMLError as exc:
         raise SpecError(str(path), f"no YAML: {exc}") from None
     return Job.read(raw)

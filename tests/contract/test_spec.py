@@ -302,3 +302,10 @@ def test_a_missing_job_file_is_named(tmp_path: Path) -> None:
 def test_kubernetes_metadata_does_not_disturb() -> None:
     job = changed("metadata", {"name": "stamps", "uid": "1", "labels": {"a": "b"}})
     assert Job.read(job).spec == Job.read(DEMO).spec
+
+
+def test_a_file_nested_without_end_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("spec: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(SpecError, match="nested too deep"):
+        read_job(path)
