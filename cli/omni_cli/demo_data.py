@@ -3,18 +3,20 @@
 import fcntl
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 from omni_cli.debian import check_folder, fetch_packages
 from omni_contract.spec_model import Modality
 from omni_dataloader import bible, stamps
-from omni_dataloader.build import Indexer, RawSample, index_folder, upload_source, write_shards
+from omni_dataloader.build import Indexer, RawSample, upload_source, write_shards
 from omni_dataloader.index import MANIFEST_NAME, Manifest
 from omni_dataloader.store import Store, split_uri
 from omni_dataloader.tokenizer import TextTokenizer, train_tokenizer
@@ -38,6 +40,8 @@ SOURCES: dict[str, dict[str, Modality]] = {
 
 _DONE_NAME = "demo.json"
 _BY_WORK = ("speech", "drawings", "pictures", "books")
+
+_T = TypeVar("_T")
 
 Say = Callable[[str], None]
 """Shows a line of progress."""
@@ -126,21 +130,38 @@ def _build(packages: Path, folder: Path, captions_per_picture: int, say: Say) ->
         "books": texts,
     }
 
+    given_up = threading.Event()
+
     def build(name: str) -> None:
         say(f"Building {name}")
-        write_shards(samples[name], partial / name)
+        paths = write_shards(_until(given_up, samples[name]), partial / name)
         indexer = Indexer(parts=SOURCES[name], tokenizer=tokenizer, skip_bad=True)
-        index_folder(partial / name, indexer)
+        for path in _until(given_up, paths):
+            indexer.add(path)
+        indexer.finish(partial / name)
         skipped[name] += indexer.skipped
         for message in indexer.messages:
             say(f"  left out: {message.removeprefix(f'{partial}/')}")
 
     # Decoders run outside Python's lock, so threads do; speech takes longest and goes first.
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(build, name) for name in _BY_WORK]:
-            done.result()
+        try:
+            for done in [pool.submit(build, name) for name in _BY_WORK]:
+                done.result()
+        except BaseException:  # Ctrl-C must not wait until all is built
+            given_up.set()
+            pool.shutdown(cancel_futures=True)
+            raise
     (partial / _DONE_NAME).write_text(json.dumps({"skipped": skipped}, indent=1))
     partial.replace(folder)
+
+
+def _until(given_up: threading.Event, items: Iterable[_T]) -> Iterator[_T]:
+    """The items, until somebody gives up."""
+    for item in items:
+        if given_up.is_set():
+            raise CancelledError("given up")
+        yield item
 
 
 def _train(found: list[stamps.Stamp], texts: list[RawSample], folder: Path) -> TextTokenizer:

@@ -1,6 +1,9 @@
 """`omni data`: the demo's sources are built once; one's own shards are indexed where they are."""
 
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,23 @@ def test_a_build_that_was_interrupted_starts_afresh(packages: Path, tmp_path: Pa
     (tmp_path / "sources" / "partial" / "pictures" / "shard-000007.tar").write_bytes(b"half")
     done = build_demo(None, None, cache=tmp_path, from_folder=packages)
     assert done.sources[0].num_shards == 1
+
+
+def test_ctrl_c_does_not_wait_for_what_is_left_to_build(packages: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line.startswith("Building"):
+            time.sleep(0.3)  # the main thread waits by then
+            if line == "Building speech":
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.3)  # and has heard
+
+    with pytest.raises(KeyboardInterrupt):
+        build_demo(None, None, cache=tmp_path, from_folder=packages, say=say)
+    assert {"Building pictures", "Building books"}.isdisjoint(lines)
+    assert not list(tmp_path.rglob("*.tar"))
 
 
 def test_a_folder_of_another_shape_is_refused(packages: Path, tmp_path: Path) -> None:
