@@ -81,10 +81,10 @@ def decompress(packed: bytes) -> bytes:
             del table[_CLEAR + 1 :]
             bits, previous = _FIRST_BITS, None
             continue
-        if previous is None:
+        if code < len(table):
             entry = table[code]
-        elif code <= len(table):
-            entry = table[code] if code < len(table) else previous + previous[:1]
+        elif code == len(table) and previous is not None:
+            entry = previous + previous[:1]
         else:
             raise DataError("bible.data: is damaged: a code that no dictionary holds")
         out.append(entry)

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from omni_contract.errors import DataError
+from omni_contract.errors import DataError, StorageError
 from omni_contract.spec_model import Modality
 from omni_dataloader.decode import audio_size, check_audio, decode_image, decode_text, image_size
 from omni_dataloader.index import (
@@ -254,13 +254,15 @@ class Indexer:
             text = decode_text(data)
             return len(text), self.tokenizer.count([text])[0]
         seen = (checksum, len(data))  # a picture recurs with many captions
-        is_new = seen not in self._verified
-        self._verified.add(seen)
+        must_decode = self.verify and seen not in self._verified
         if modality is Modality.IMAGE:
-            if self.verify and is_new:
+            if must_decode:
                 decode_image(data)
-            return image_size(data)
-        return check_audio(data) if self.verify and is_new else audio_size(data)
+            size = image_size(data)
+        else:
+            size = check_audio(data) if must_decode else audio_size(data)
+        self._verified.add(seen)
+        return size
 
     def _bad(self, shown: str, reason: str, message: str) -> None:
         if not self.skip_bad:
@@ -304,13 +306,13 @@ def index_source(store: Store, uri: str, scratch: Path, indexer: Indexer) -> Man
 def upload_source(
     store: Store, folder: Path, uri: str, *, report: Callable[[int], None] = lambda _: None
 ) -> bool:
-    """Upload a built source; False when this very source is there already.
+    """Upload a built source; False when it is there already, byte for byte: all of it is read back.
 
     index.json goes last, so a reader never meets an index of shards that are not there yet. Older
     shards that the new index does not name are deleted after it. `report` gets bytes uploaded.
     """
     manifest = Manifest.model_validate_json((folder / MANIFEST_NAME).read_bytes())
-    if _is_uploaded(store, manifest, uri):
+    if _is_uploaded(store, manifest, folder, uri):
         return False
     keep = {MANIFEST_NAME, SAMPLES_NAME}
     for shard in manifest.shards:
@@ -327,13 +329,18 @@ def upload_source(
     return True
 
 
-def _is_uploaded(store: Store, manifest: Manifest, uri: str) -> bool:
+def _is_uploaded(store: Store, manifest: Manifest, folder: Path, uri: str) -> bool:
     try:
         there = SourceIndex.load(store, uri)
         there.check_shards(store)
-    except DataError:
-        return False
-    return there.fingerprint == manifest.fingerprint
+        # Sizes and index tell nothing of a shard whose bytes were changed.
+        return there.fingerprint == manifest.fingerprint and all(
+            sha256(store.read(f"{uri}/{shard.name}")).hexdigest() == shard.sha256
+            and store.read(f"{uri}/{shard.name}.idx") == (folder / f"{shard.name}.idx").read_bytes()
+            for shard in manifest.shards
+        )
+    except (DataError, StorageError, FileNotFoundError):
+        return False  # what keeps it from being read may keep it from being written, and says so
 
 
 def _replace(path: Path, data: bytes) -> None:

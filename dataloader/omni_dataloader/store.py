@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 COALESCE_BYTES = 128 * 1024
 """Ranges closer than this are fetched as one: a request costs about as much as these bytes."""
 
+OUTAGE_S = 60.0
+"""Training goes on after an outage of the store as long as this: the trainer's patience, too."""
+
 _ATTEMPTS = 5  # botocore gives up on SlowDown after 2 by default
 _NO_SPACE = ("no space left", "insufficient", "quota", "no free volumes", "no writable volumes")
 
@@ -73,8 +76,11 @@ class Store:
     Safe to use from several threads.
     """
 
-    def __init__(self, client: "S3Client", session: boto3.Session) -> None:
+    def __init__(
+        self, client: "S3Client", session: boto3.Session, *, outage_s: float = OUTAGE_S
+    ) -> None:
         self._client = client
+        self._outage_s = outage_s
         self._session = session
         self._ranged: dict[str, S3Store] = {}
         self._lock = threading.Lock()
@@ -82,10 +88,18 @@ class Store:
         self.fetched_bytes = 0
 
     @classmethod
-    def open(cls, spec: StorageSpec, *, keys: tuple[str, str] | None = None) -> Self:
+    def open(
+        cls,
+        spec: StorageSpec,
+        *,
+        keys: tuple[str, str] | None = None,
+        outage_s: float = OUTAGE_S,
+    ) -> Self:
         """Open with the job's endpoint and region; the rest is the standard AWS chain.
 
-        `keys` (access key, secret key) stand in for the chain's credentials.
+        `keys` (access key, secret key) stand in for the chain's credentials. Ranges of shards are
+        asked for again for `outage_s` while the server is away; all else fails sooner, since it
+        happens where a wrong address must be told at once.
         """
         access_key, secret_key = keys or (None, None)
         session = boto3.Session(
@@ -111,7 +125,7 @@ class Store:
             client = session.client(
                 "s3", endpoint_url=client.meta.endpoint_url, config=config.merge(path_style)
             )
-        return cls(client, session)
+        return cls(client, session, outage_s=outage_s)
 
     @property
     def endpoint(self) -> str:
@@ -156,6 +170,8 @@ class Store:
                         lengths=[length for _, length in merged],
                         coalesce=0,
                     )
+                except FileNotFoundError as exc:  # obstore's missing object
+                    raise self._translated(exc, uri) from None
                 except obstore.exceptions.GenericError:
                     # Some servers answer a range past the end with an error, others with less.
                     size = self.size(uri)
@@ -215,7 +231,10 @@ class Store:
         """Create or replace an object from a file of any size."""
         bucket, key = split_uri(uri)
         with self._errors(uri):
-            self._client.upload_file(str(path), bucket, key)
+            try:
+                self._client.upload_file(str(path), bucket, key)
+            except FileNotFoundError:
+                raise StorageError(f"{path}: is missing, so {uri} cannot be written") from None
 
     def delete(self, uri: str) -> None:
         """Delete an object; one that is not there is no error."""
@@ -259,7 +278,15 @@ class Store:
                 "connect_timeout": timedelta(seconds=5),
                 "timeout": timedelta(seconds=60),
             },
-            retry_config={"max_retries": _ATTEMPTS, "retry_timeout": timedelta(seconds=60)},
+            retry_config={
+                "max_retries": 10**6,  # the time alone ends it
+                "retry_timeout": timedelta(seconds=self._outage_s),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=0.1),
+                    "max_backoff": timedelta(seconds=5),
+                    "base": 2,
+                },
+            },
             credential_provider=Boto3CredentialProvider(self._session),
         )
 
@@ -274,7 +301,6 @@ class Store:
             botocore.exceptions.BotoCoreError,
             boto3.exceptions.Boto3Error,
             obstore.exceptions.BaseError,
-            FileNotFoundError,  # obstore's missing object
         ) as exc:
             raise self._translated(exc, uri) from None
 
@@ -333,7 +359,8 @@ class Store:
             )
         if status == 507 or any(words in text.lower() for words in _NO_SPACE):
             return StorageError(f"{uri}: {self.endpoint} has no space left ({text})")
-        return StorageError(f"{uri}: {self.endpoint} refused: {text.splitlines()[0]}")
+        first_line = (text.strip() or type(exc).__name__).splitlines()[0]
+        return StorageError(f"{uri}: {self.endpoint} refused: {first_line}")
 
 
 def _is_aws(endpoint: str) -> bool:

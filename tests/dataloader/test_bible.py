@@ -52,3 +52,10 @@ def test_documents_are_whole_chapters_and_long() -> None:
 def test_another_file_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(DataError, match=says):
         list(documents(data))
+
+
+@pytest.mark.parametrize("packed", [b"\xff\xff\xff", pack(b"abc") + b"\xff\xff"])
+def test_a_damaged_window_is_named(packed: bytes) -> None:
+    """A code beyond the dictionary, as the very first one too."""
+    with pytest.raises(DataError, match=r"bible\.data: is damaged"):
+        decompress(packed)

@@ -226,6 +226,18 @@ def test_c20_picture_whose_body_is_damaged(tmp_path: Path, tokenizer: TextTokeni
     assert index_folder(tmp_path, by_header).num_samples == NUM
 
 
+def test_c20_a_corrupt_picture_is_left_out_with_each_of_its_captions(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    samples = some()
+    torn = samples[3].files["png"][:-40]
+    for number in (3, 5):
+        files = {**samples[number].files, "png": torn}
+        samples[number] = RawSample(key=samples[number].key, files=files)
+    indexer = build(tmp_path, tokenizer, samples, skip_bad=True)
+    assert indexer.skipped == {"with a corrupt png": 2}
+
+
 def test_c20_zero_byte_object(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     build(tmp_path, tokenizer, some())
     (tmp_path / "shard-000001.tar").write_bytes(b"")
@@ -257,9 +269,17 @@ def test_uploading_twice_changes_nothing(
     assert not upload_source(s3, tmp_path, f"{bucket}/p")
     index = SourceIndex.load(s3, f"{bucket}/p")
     index.check_shards(s3)
-    s3.write(index.shard_uri(0), b"short")
-    assert upload_source(s3, tmp_path, f"{bucket}/p"), "a damaged shard is uploaded again"
-    index.check_shards(s3)
+    shard, good = index.shard_uri(0), s3.read(index.shard_uri(0))
+    torn = bytearray(good)
+    torn[len(torn) // 2] ^= 1
+    for name, bad in ((shard, b"short"), (shard, bytes(torn)), (f"{shard}.idx", b"no index")):
+        s3.write(name, bad)
+        assert upload_source(s3, tmp_path, f"{bucket}/p"), "what is damaged is uploaded again"
+        assert s3.read(shard) == good
+        assert s3.read(f"{shard}.idx") == (tmp_path / "shard-000000.tar.idx").read_bytes()
+    s3.delete(f"{shard}.idx")
+    assert upload_source(s3, tmp_path, f"{bucket}/p")
+    assert not upload_source(s3, tmp_path, f"{bucket}/p")
 
 
 def test_a_smaller_rebuild_leaves_no_old_shard(

@@ -1,5 +1,7 @@
 """The door to S3: ranges come back as asked, failures as one sentence with a way out."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,10 +113,40 @@ def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_a_server_that_is_not_there() -> None:
     port = next(port for port in range(2000, 3000) if is_port_free(port))
-    store = Store.open(StorageSpec(endpoint=f"http://127.0.0.1:{port}"), keys=("a", "b"))
+    endpoint = StorageSpec(endpoint=f"http://127.0.0.1:{port}")
+    store = Store.open(endpoint, keys=("a", "b"), outage_s=0.5)
     for use in (lambda: store.read("s3://b/a"), lambda: store.read_ranges("s3://b/a", [(0, 1)])):
         with pytest.raises(StorageError, match=f"127.0.0.1:{port} cannot be reached"):
             use()
+
+
+def test_a_read_outlives_a_short_outage() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # connections are refused until it listens
+        endpoint = StorageSpec(endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        store = Store.open(endpoint, keys=("a", "b"))
+        with ThreadPoolExecutor(1) as thread:
+            reading = thread.submit(store.read_ranges, "s3://b/a", [(3, 4)])
+            with pytest.raises(TimeoutError):  # five tries would have ended long before
+                reading.result(3)
+            listener.listen()
+            listener.settimeout(10)
+            connection, _ = listener.accept()
+            with connection:
+                assert b"bytes=3-6" in connection.recv(65536)
+                connection.sendall(
+                    b"HTTP/1.1 206 Partial Content\r\nContent-Length: 4\r\n"
+                    b'Content-Range: bytes 3-6/9\r\nETag: "e"\r\n'
+                    b"Last-Modified: Mon, 30 Nov 2026 00:00:00 GMT\r\n\r\ndefg"
+                )
+                assert [bytes(part) for part in reading.result(10)] == [b"defg"]
+
+
+def test_a_missing_local_file_is_not_taken_for_a_missing_object(
+    s3: Store, bucket: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StorageError, match=r"shard\.tar: is missing, so .*/a cannot be written"):
+        s3.write_file(f"{bucket}/a", tmp_path / "shard.tar")
 
 
 @pytest.mark.parametrize("uri", ["b/a", "http://b/a", "s3:///a", ""])
