@@ -108,6 +108,12 @@ class Server:
                 origin = SavedState.from_bytes(hello.state.blob, self._world.identity)
             except DataError as exc:
                 raise _Refusal("error", str(exc)) from None
+            if origin.plan.next_step != hello.state.next_step:
+                raise _Refusal(
+                    "error",
+                    f"the data state begins at step {origin.plan.next_step}, the checkpoint says "
+                    f"{hello.state.next_step}; resume from another checkpoint",
+                )
         for connection in self._ranks.values():
             connection.drop(_stale(pair, self._pair))
         self._ranks.clear()

@@ -130,6 +130,18 @@ def test_c11_a_state_of_another_seed_is_refused(
         take(join_all(paths, plan), 1)
 
 
+def test_c11_a_state_of_another_step_is_refused(
+    shared_store: Store, uri: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    plan = plan_of(uri)
+    state = undisturbed.states[1].model_copy(update={"next_step": 4})
+    with (
+        services(plan, tmp_path, shared_store) as paths,
+        pytest.raises(RefusedError, match="begins at step 3, the checkpoint says 4"),
+    ):
+        join_all(paths, plan, next_step=4, state=state)
+
+
 def test_a_lower_pair_is_refused_and_a_higher_one_sends_the_others_away(
     shared_store: Store, uri: str, tmp_path: Path
 ) -> None:
