@@ -124,7 +124,8 @@ def test_sigterm_ends_it_while_storage_does_not_answer(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         silent.settimeout(30)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         with sidecars(plan, tmp_path) as cars, silent.accept()[0], silent.accept()[0]:

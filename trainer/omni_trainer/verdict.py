@@ -167,7 +167,7 @@ def decide(
         )  # fmt: skip
 
     if cause.exit_code == Exit.STALE and cause.hang is None:
-        return end(Exit.STALE, f"a newer attempt holds this run, so this one ended: {sentence}")
+        return end(Exit.STALE, f"another attempt holds this run, so this one ended: {sentence}")
     rule = next((rule for rule in spec.rules if fault in rule.when.class_), None)
     action = rule.do if rule is not None else DEFAULT_ACTIONS[fault]
     if action is RestartAction.FAIL_JOB:
