@@ -122,6 +122,7 @@ class RestartSpec(SpecModel):
     hang_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 600
     """A step may take this long before a rank that stands still counts as hung."""
     start_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 900
-    """The first step of a generation may take this long: imports, restore, warm-up."""
+    """The first step of a generation may take this long (imports, restore, warm-up), and so may a
+    save that waits for the store."""
     rules: Annotated[list[RestartRule], Field(max_length=32)] = []
     """Overrides of the default action by fault class."""

@@ -111,5 +111,23 @@ def test_a_phase_that_changes_is_progress(scene: Scene) -> None:
     assert scene.wait(9) == {}
     for rank in (0, 1):
         scene.write(rank, "saving", 5)
+    scene.watch.look()
+    for rank in (0, 1):
+        scene.write(rank, "training", 5)
     assert scene.wait(9) == {}
     assert scene.wait(2) == {0: "stalled", 1: "stalled"}
+
+
+def test_a_save_may_take_longer_than_a_step_while_the_rank_lives(scene: Scene) -> None:
+    scene.train_both()
+    for rank in (0, 1):
+        scene.write(rank, "saving", 5)
+    assert scene.wait(29) == {}
+    assert scene.wait(2) == {0: "stalled", 1: "stalled"}
+
+
+def test_a_rank_that_is_stopped_in_a_save_is_found_as_soon_as_in_a_step(scene: Scene) -> None:
+    scene.train_both()
+    for rank in (0, 1):
+        scene.write(rank, "saving", 5)
+    assert scene.wait(11, touching=(0,)) == {1: "silent"}

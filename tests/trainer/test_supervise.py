@@ -147,6 +147,7 @@ def test_a_users_mistake_is_not_restarted_but_said(supervised: Any) -> None:
     assert run.exit_codes() == [Exit.USER, Exit.USER]
     [gave_up] = run.events("gave_up")
     assert gave_up.message.startswith("data.sources.books: s3://omni/books is empty")
+    assert "\n" not in gave_up.message  # the log would only say it again
 
 
 def test_a_killed_supervisor_takes_its_ranks_along_and_ends_the_attempt(supervised: Any) -> None:

@@ -110,7 +110,9 @@ class NodeAgent(LocalElasticAgent):
         }
         self._record("fault", time_s=cause.time_s, message=cause.describe(step), **about)
         if verdict.kind == "end":
-            tail = "".join(f"\n    {line}" for line in cause.tail)
+            # A mistake of the user's is one sentence; any other end is told with its log.
+            lines = () if verdict.exit_code == names.Exit.USER else cause.tail
+            tail = "".join(f"\n    {line}" for line in lines)
             self._record("gave_up", message=verdict.message + tail, **about)
         else:
             what = "all ranks restart in place" if verdict.kind == "restart" else "a new attempt"

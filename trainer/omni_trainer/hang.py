@@ -69,7 +69,7 @@ class HangWatch:
         return {
             rank: "silent" if now - seen.touched_at > SILENT_AFTER_S else "stalled"
             for rank, seen in self._seen.items()
-            if now - seen.changed_at > self._limit_s(seen)
+            if now - seen.changed_at > self._limit_s(seen, now)
         }
 
     def silent(self) -> list[int]:
@@ -81,8 +81,11 @@ class HangWatch:
             if seen.progress is not None and self._looked_at - seen.touched_at > SILENT_AFTER_S
         ]
 
-    def _limit_s(self, seen: _Seen) -> float:
-        """The first step of a generation has the longer limit."""
+    def _limit_s(self, seen: _Seen, now: float) -> float:
+        """The first step of a generation, and a save, have the longer limit."""
+        is_alive = now - seen.touched_at <= SILENT_AFTER_S
+        if seen.progress is not None and seen.progress.phase == "saving" and is_alive:
+            return self._start_after_s  # it waits for the store, which says itself when it fails
         if seen.progress is None or seen.progress.phase in ("starting", "restoring", "done"):
             return self._start_after_s
         if seen.first_step is None or seen.progress.step <= seen.first_step:

@@ -134,6 +134,7 @@ def transformer_config(plan: JobPlan, dtype: torch.dtype) -> Any:
         batch_p2p_comm=False,
         overlap_p2p_comm=False,
         deallocate_pipeline_outputs=True,
+        cuda_graph_scope=[],  # its default warns that it is deprecated
     )
 
 
