@@ -20,13 +20,14 @@ from omni_trainer.train import Engine
 from tests.trainer.inputs import Content, make_content, pack, rank_inputs, tiny_plan
 from tests.trainer.ranks import RankError, run_ranks
 
+PLACE = StagePlace(
+    stage=0, num_stages=2, num_microbatches=2, width=8, device=torch.device("cpu"),
+    dtype=torch.float32, link=None,
+)  # fmt: skip
+
 
 def lone_anchor() -> EncoderAnchor:
-    place = StagePlace(
-        stage=0, num_stages=2, num_microbatches=2, width=8, device=torch.device("cpu"),
-        dtype=torch.float32, link=None,
-    )  # fmt: skip
-    return EncoderAnchor([], cfg(), place)
+    return EncoderAnchor([], cfg(place=PLACE))
 
 
 def test_a_dataflow_is_taken_over_only_when_it_can_run() -> None:
@@ -40,7 +41,7 @@ def test_a_dataflow_is_taken_over_only_when_it_can_run() -> None:
 
 def test_sharded_encoder_parameters_are_refused() -> None:
     with pytest.raises(SpecError, match="zero3: True is not offered"):
-        cfg(zero3=True)
+        cfg(place=PLACE, zero3=True)
 
 
 def test_hooks_belong_into_a_step() -> None:

@@ -120,7 +120,7 @@ class Engine:
             dtype=dtype,
             link=_make_link(plan, coords.pp_rank, device, dtype),
         )
-        anchor = EncoderAnchor(encoders, cfg(), place)
+        anchor = EncoderAnchor(encoders, cfg(place=place))
         anchor.dataflow = plan.dataflow
         return cls(
             plan,

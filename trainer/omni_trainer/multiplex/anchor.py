@@ -25,14 +25,19 @@ from omni_trainer.multiplex.work import Embeddings, StagePlace, StageWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorConfig:
-    """How an anchor holds its encoders. Raises SpecError for what this version cannot."""
+    """Where an anchor is and how it holds its encoders.
 
+    Raises SpecError for what this version cannot.
+    """
+
+    place: StagePlace
+    """The stage it attaches to."""
     zero3: bool = False
     """Shard encoder parameters over the ranks of a stage; replicated otherwise."""
 
     def __post_init__(self) -> None:
         if self.zero3:
-            raise SpecError("zero3", "True is not offered; encoders are replicated, use cfg()")
+            raise SpecError("zero3", "True is not offered; encoders are replicated, leave it out")
 
 
 cfg = AnchorConfig
@@ -42,7 +47,7 @@ cfg = AnchorConfig
 class EncoderAnchor:
     """Encoders on one stage of the language model.
 
-        anchor = EncoderAnchor([vit, usm], cfg(), place)
+        anchor = EncoderAnchor([vit, usm], cfg(place=place))
         anchor.dataflow = {"5": (0, [4, 5]), "6": (1, [4, 5]), "-5": (0, [-5, -6]), ...}
         anchor.hook(llm_stage, True)  # in step_func(), before the stage's forward
 
@@ -50,12 +55,9 @@ class EncoderAnchor:
     dataflow.
     """
 
-    def __init__(
-        self, encoders: Sequence[Encoder], config: AnchorConfig, place: StagePlace
-    ) -> None:
+    def __init__(self, encoders: Sequence[Encoder], config: AnchorConfig) -> None:
         self._encoders = list(encoders)
-        self._config = config
-        self._place = place
+        self._place = config.place
         self._dataflow: dict[str, Window] = {}
         self._ops: tuple[Op, ...] = ()
         self._executor: Executor | None = None
