@@ -22,7 +22,9 @@ STEP_TOKENS = 4 * 256
 Place = tuple[int, int, str, int, int, int]
 
 
-def small_job(bucket: str, run: str, *, steps: int = 14, **restart: Any) -> dict[str, Any]:
+def small_job(
+    bucket: str, run: str, *, steps: int = 14, saves_async: bool = True, **restart: Any
+) -> dict[str, Any]:
     """pp 2 x dp 2 on 2 nodes, a save every 4 steps, a ramp from step 4 to 10."""
     job = changed("metadata.name", "small")
     spec = job["spec"]
@@ -42,7 +44,9 @@ def small_job(bucket: str, run: str, *, steps: int = 14, **restart: Any) -> dict
         {"until": 10 * STEP_TOKENS, "ramp": "linear", "weights": last},
         {"weights": last},
     ]
-    spec["checkpoint"] = {"uri": f"{bucket}/runs/{run}", "every": "4 steps", "keep": 3}
+    spec["checkpoint"] = {
+        "uri": f"{bucket}/runs/{run}", "every": "4 steps", "keep": 3, "async": saves_async
+    }  # fmt: skip
     spec["restart"] = {"hangAfterSeconds": 6, **restart}
     return job
 
