@@ -220,6 +220,19 @@ def test_another_layout_is_refused_with_both_values(folder: Folder, plan: JobPla
         checkpoint.read_manifest(folder, plan_of(folder.uri, nodes=2), held.latest)
 
 
+def test_a_job_that_does_not_fit_leaves_the_run_to_its_holder(
+    folder: Folder, plan: JobPlan
+) -> None:
+    checkpoint.check_fit(folder, plan)  # nothing is saved yet
+    held = save(folder, plan, checkpoint.claim(folder, plan.name, FIRST), 20)
+    before = folder.get(checkpoint.LATEST)
+    with pytest.raises(SpecError, match=r"ranksPerNode: .* saved with 1, this job has 2"):
+        checkpoint.check_fit(folder, plan_of(folder.uri, nodes=2))
+    checkpoint.check_fit(folder, plan)
+    assert folder.get(checkpoint.LATEST) == before
+    save(folder, plan, held, 40)
+
+
 def test_a_pointer_that_is_no_pointer_is_refused(folder: Folder, plan: JobPlan) -> None:
     folder.put(checkpoint.LATEST, b'{"version": 2}')
     with pytest.raises(StorageError, match="latest: this is no latest file of version 1"):

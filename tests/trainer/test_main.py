@@ -19,6 +19,8 @@ from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_contract.records import ConsumedRecord, Progress, RankTrace, RunEvent, StepRecord
 from omni_contract.spec import Job
+from omni_contract.spec_data import StorageSpec
+from omni_dataloader.store import Store
 from omni_planner.compile import compile_plan
 from omni_trainer.nursery import Nursery
 from tests.contract.jobs import changed
@@ -320,6 +322,9 @@ def test_a_user_error_is_one_sentence(undisturbed: Run, new_run: Any) -> None:
     data_uri = "s3://main-data"
     plan = job_plan(data_uri, f"{data_uri}/runs/undisturbed", hiddenSize=64)
     run: Run = new_run("other-model", plan)
+    keys = (run.env["AWS_ACCESS_KEY_ID"], run.env["AWS_SECRET_ACCESS_KEY"])
+    store = Store.open(StorageSpec(endpoint=run.env["AWS_ENDPOINT_URL"]), keys=keys)
+    before = store.read(f"{plan.spec.checkpoint.uri}/latest")
     run.start_sidecar()
     codes = exits(run, run.start_ranks(attempt=2))
     assert codes == [Exit.USER, Exit.PEER_LOST], run.logs()
@@ -328,6 +333,7 @@ def test_a_user_error_is_one_sentence(undisturbed: Run, new_run: Any) -> None:
     assert "Traceback" not in said
     assert "hiddenSize" in (run.folder / "error-0.json").read_text()
     assert "another rank is gone" in (run.folder / "rank-1.log").read_text()
+    assert store.read(f"{plan.spec.checkpoint.uri}/latest") == before, "it claimed the run"
 
 
 def test_a_stale_generation_ends_without_a_trace(undisturbed: Run, new_run: Any) -> None:

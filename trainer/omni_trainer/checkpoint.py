@@ -234,6 +234,17 @@ def read_manifest(folder: Folder, plan: JobPlan, latest: Latest) -> Manifest | N
     return manifest
 
 
+def check_fit(folder: Folder, plan: JobPlan) -> None:
+    """Raise SpecError where the newest checkpoint does not fit the job; writes nothing.
+
+    Comes before `claim`: a job that cannot go on must not end one that still runs.
+    """
+    blob = folder.get(LATEST)
+    latest = None if blob is None else _parse(Latest, folder, LATEST, blob.data)
+    if latest is not None and latest.job == plan.name:
+        read_manifest(folder, plan, latest)
+
+
 def _read_shard(folder: Folder, manifest: Manifest, file: str) -> bytes:
     key = f"{manifest.ref.folder}/{file}"
     shard = manifest.shards.get(file)

@@ -214,6 +214,7 @@ def _claim(
     held: Claim | None = None
     answer: list[Mapping[str, object] | None] = [None]
     if env.rank == 0:
+        checkpoint.check_fit(folder, plan)
         held = checkpoint.claim(folder, plan.name, env.pair)
         found = checkpoint.read_manifest(folder, plan, held.latest)
         answer = [None if found is None else found.model_dump(mode="json")]
