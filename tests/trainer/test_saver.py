@@ -39,7 +39,7 @@ def saver_of(
     folder: Folder, outcomes: list[SaveOutcome], *, pair: Pair = FIRST, **spec: Any
 ) -> Saver:
     plan = plan_of(folder.uri, **spec)
-    held = checkpoint.claim(folder, plan.name, pair)
+    held = checkpoint.claim(folder, plan, pair)
     return Saver(
         folder=folder, plan=plan, rank=0, pair=pair, held=held, agree=alone,
         report=outcomes.append,
@@ -48,9 +48,7 @@ def saver_of(
 
 def saved_step(folder: Folder, pair: Pair) -> int:
     plan = plan_of(folder.uri)
-    manifest = checkpoint.read_manifest(
-        folder, plan, checkpoint.claim(folder, plan.name, pair).latest
-    )
+    manifest = checkpoint.claim(folder, plan, pair).resume
     assert manifest is not None
     checkpoint.load_object(folder, manifest, "rank-0")
     checkpoint.load_data_state(folder, manifest)
@@ -151,7 +149,7 @@ class Ranks:
 
     def saver(self, folder: Folder, rank: int, outcomes: list[SaveOutcome], **spec: Any) -> Saver:
         plan = plan_of(folder.uri, nodes=2, **spec)
-        held = checkpoint.claim(folder, plan.name, FIRST) if rank == 0 else None
+        held = checkpoint.claim(folder, plan, FIRST) if rank == 0 else None
         return Saver(
             folder=folder, plan=plan, rank=rank, pair=FIRST, held=held,
             agree=self.agree(rank), report=outcomes.append, patience_s=1.0,
@@ -178,8 +176,7 @@ def test_a_checkpoint_counts_once_every_rank_has_written(bucket: str) -> None:
     folder, ranks, outcomes = Folder(f"{bucket}/run", StorageSpec()), Ranks(), list[SaveOutcome]()
     savers = [ranks.saver(folder, rank, outcomes) for rank in range(2)]
     assert ranks.save_all(savers, 20) == [None, None]
-    latest = checkpoint.claim(folder, "stamps", SECOND).latest
-    manifest = checkpoint.read_manifest(folder, plan_of(folder.uri, nodes=2), latest)
+    manifest = checkpoint.claim(folder, plan_of(folder.uri, nodes=2), SECOND).resume
     assert manifest is not None
     assert sorted(manifest.shards) == [checkpoint.DATA_STATE, "rank-0.pt", "rank-1.pt"]
     assert [o.step for o in outcomes] == [20]
@@ -198,7 +195,7 @@ def test_one_ranks_failure_is_everybodys(bucket: str) -> None:
         first, second = ranks.save_all(savers, 40)
     assert "1 of 2 ranks wrote nothing" in str(first)
     assert "the object store is full" in str(second)
-    assert checkpoint.claim(folder, "stamps", SECOND).latest.checkpoints == []
+    assert checkpoint.claim(folder, plan_of(folder.uri, nodes=2), SECOND).latest.checkpoints == []
     assert [o.error is None for o in outcomes] == [False, False]
 
 
@@ -208,9 +205,9 @@ def test_an_abandoned_save_does_not_count(bucket: str) -> None:
     plan = plan_of(folder.uri, nodes=2)
     saver = Saver(
         folder=folder, plan=plan, rank=0, pair=FIRST, agree=alone, report=lambda outcome: None,
-        held=checkpoint.claim(folder, plan.name, FIRST),
+        held=checkpoint.claim(folder, plan, FIRST),
     )  # fmt: skip
     saver.save(20, {"rank-0": 1}, state_after(20), last=False)
     saver.abandon()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("save-")]
-    assert checkpoint.claim(folder, "stamps", SECOND).latest.checkpoints == []
+    assert checkpoint.claim(folder, plan_of(folder.uri, nodes=2), SECOND).latest.checkpoints == []

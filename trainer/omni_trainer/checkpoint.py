@@ -101,6 +101,8 @@ class Claim:
 
     latest: Latest
     etag: str
+    resume: Manifest | None = None
+    """What the run goes on from, as found when it was claimed; None: the beginning."""
 
 
 _D = TypeVar("_D", bound=_Model)
@@ -155,12 +157,14 @@ def newest_attempt(folder: Folder) -> int:
     return 0 if blob is None else _parse(Latest, folder, LATEST, blob.data).attempt
 
 
-def claim(folder: Folder, job: str, pair: Pair) -> Claim:
+def claim(folder: Folder, plan: JobPlan, pair: Pair) -> Claim:
     """Make `pair` the holder of the run. Rank 0 alone calls it, once a generation.
 
     Raises StaleError where this pair or a newer one holds it, SpecError where the folder is
-    another job's.
+    another job's or its newest checkpoint does not fit, StorageError where that is gone. All of it
+    before anything is written: a job that cannot go on must not end one that still runs.
     """
+    job = plan.name
     folder.check_bucket()
     holder = secrets.token_hex(8)
     for _ in range(_CLAIM_TRIES):
@@ -191,12 +195,18 @@ def claim(folder: Folder, job: str, pair: Pair) -> Claim:
                 f"{folder.uri}: another run of job {job!r} holds this folder as "
                 f"attempt.generation {pair}; wait for its end, or use another checkpoint.uri"
             )
+        try:
+            resume = read_manifest(folder, plan, found)
+        except StorageError:
+            if folder.get(LATEST) == blob:
+                raise
+            continue  # its holder has saved and pruned since
         mine = found.model_copy(
             update={"attempt": pair.attempt, "generation": pair.generation, "holder": holder}
         )
         etag = folder.put_if_match(LATEST, _dump(mine), blob.etag)
         if etag is not None:
-            return Claim(latest=mine, etag=etag)
+            return Claim(latest=mine, etag=etag, resume=resume)
     raise StorageError(f"{folder.uri}/{LATEST}: it changed {_CLAIM_TRIES} times during one claim")
 
 
@@ -232,17 +242,6 @@ def read_manifest(folder: Folder, plan: JobPlan, latest: Latest) -> Manifest | N
     if problems:
         raise SpecError(*problems[0], *problems[1:])
     return manifest
-
-
-def check_fit(folder: Folder, plan: JobPlan) -> None:
-    """Raise SpecError where the newest checkpoint does not fit the job; writes nothing.
-
-    Comes before `claim`: a job that cannot go on must not end one that still runs.
-    """
-    blob = folder.get(LATEST)
-    latest = None if blob is None else _parse(Latest, folder, LATEST, blob.data)
-    if latest is not None and latest.job == plan.name:
-        read_manifest(folder, plan, latest)
 
 
 def _read_shard(folder: Folder, manifest: Manifest, file: str) -> bytes:

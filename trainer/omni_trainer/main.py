@@ -214,10 +214,8 @@ def _claim(
     held: Claim | None = None
     answer: list[Mapping[str, object] | None] = [None]
     if env.rank == 0:
-        checkpoint.check_fit(folder, plan)
-        held = checkpoint.claim(folder, plan.name, env.pair)
-        found = checkpoint.read_manifest(folder, plan, held.latest)
-        answer = [None if found is None else found.model_dump(mode="json")]
+        held = checkpoint.claim(folder, plan, env.pair)
+        answer = [None if held.resume is None else held.resume.model_dump(mode="json")]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
     return held, None if answer[0] is None else Manifest.model_validate(answer[0])
 
