@@ -143,3 +143,56 @@ class RankTrace(Record):
     begin_s: float
     """Unix time of the step's begin."""
     spans: list[OpSpan]
+
+
+class History(Record):
+    """The restarts of a job so far, by what they count against. Kept by whoever starts attempts."""
+
+    user_restarts: int = 0
+    infrastructure_restarts: int = 0
+    restarts_without_progress: int = 0
+    """In a row, up to now."""
+    highest_step: int = 0
+    """Most steps finished when one of the faults struck."""
+
+
+class JobHeartbeat(Record):
+    """What rank 0's supervisor writes into the progress Lease."""
+
+    attempt: int
+    generation: int
+    phase: Literal["starting", "training", "saving", "done"]
+    step: int
+    """Optimizer steps finished."""
+    step_s: float | None = None
+    """Mean seconds of a step over the last minute."""
+    tokens: int = 0
+    """Tokens consumed since step 1, padding not counted."""
+    tokens_per_second: float | None = None
+    """Over the last minute."""
+    loss: float | None = None
+    """Loss of the last step, per loss token."""
+    checkpoint_step: int | None = None
+    """Newest step a restart would resume from."""
+    history: History = History()
+    """With the restarts in place of this attempt counted."""
+    last_fault: FaultClass | None = None
+    """Cause of the newest restart in place."""
+    last_message: str = ""
+    """What was seen then, in a sentence."""
+
+
+class PodEnd(Record):
+    """A trainer container's termination message: why its supervisor ended. At most 4096 bytes."""
+
+    attempt: int
+    generation: int
+    exit_code: int
+    fault: FaultClass | None = None
+    """None where all steps are done."""
+    step: int = 0
+    rank: int | None = None
+    message: str = ""
+    tail: tuple[str, ...] = ()
+    """Last lines of the log of the rank that fell first."""
+    history: History = History()

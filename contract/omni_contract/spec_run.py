@@ -1,11 +1,15 @@
 """The running part of a job: resources, pods, topology, restarts."""
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, StrictInt
+from pydantic import Field, StrictInt, model_validator
 
-from omni_contract.base import SpecModel
+from omni_contract.base import Clash, SpecModel
+from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
+
+_SET_BY_OPERATOR: Final = ("command", "args", "restartPolicy", "image", "workingDir")
+"""Fields of our two containers that a job may not set (the image is podTemplate.image)."""
 
 
 class FaultClass(StrEnum):
@@ -59,6 +63,16 @@ class PodTemplateSpec(SpecModel):
 
     image: Annotated[str, Field(max_length=512)] | None = None
     """Trainer image. Left out: the operator's default."""
+    labels: Annotated[
+        dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]],
+        Field(max_length=64),
+    ] = {}
+    """Labels added to the pods."""
+    annotations: Annotated[
+        dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=4096)]],
+        Field(max_length=64),
+    ] = {}
+    """Annotations added to the pods."""
     image_pull_secrets: Annotated[
         list[Annotated[str, Field(max_length=253)]], Field(max_length=16)
     ] = []
@@ -81,15 +95,50 @@ class PodTemplateSpec(SpecModel):
     """Volumes added, as in a pod."""
     volume_mounts: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
     """Where the trainer mounts them, as in a container."""
+    containers: Annotated[list[dict[str, Any]], Field(max_length=16)] = []
+    """Containers as in a pod. Those named `trainer` and `data` are merged into ours (resources, env
+    by name, mounts by path), others are added."""
+    security_context: dict[str, Any] = {}
+    """Merged over the security context of the pods, which passes the `restricted` standard."""
+    termination_grace_seconds: Annotated[StrictInt, Field(ge=1, le=86_400)] = 120
+    """Time for a last checkpoint after SIGTERM."""
+
+    @model_validator(mode="after")
+    def _leaves_ours_alone(self) -> Self:
+        problems = []
+        for at, container in enumerate(self.containers):
+            path = f"containers.{at}"
+            name = container.get("name")
+            if not isinstance(name, str) or not name:
+                problems.append((f"{path}.name", "a container needs a name"))
+            elif name in (TRAINER_CONTAINER, DATA_CONTAINER):
+                problems += [
+                    (
+                        f"{path}.{field}",
+                        f"the operator sets it for container {name!r}; take it out, or add a "
+                        "container of another name",
+                    )
+                    for field in _SET_BY_OPERATOR
+                    if field in container
+                ]
+        if problems:
+            raise Clash(problems)
+        return self
 
 
 class TopologySpec(SpecModel):
-    """How close pods must be in the network."""
+    """How close pods must be in the network. Levels are region, zone, block, rack, node and those
+    of `levels`; a label key of the nodes is a level, too."""
 
     reorder_group_within: Annotated[str, Field(max_length=64)] | None = None
     """Level of the topology one reorder group must share. Left out: none is asked."""
     job_within: Annotated[str, Field(max_length=64)] | None = None
     """Level the whole job must share. Left out: none is asked."""
+    levels: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=317)]],
+        Field(max_length=8),
+    ] = {}
+    """Node labels of levels with a name of your own, widest first."""
     on_unsatisfied: Literal["Wait", "Relax", "Fail", "Shrink"] = "Wait"
     """Wait for room, take a looser placement, fail, or run with fewer replicas."""
 
@@ -124,5 +173,11 @@ class RestartSpec(SpecModel):
     start_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 900
     """The first step of a generation may take this long (imports, restore, warm-up), and so may a
     save that waits for the store."""
+    node_lost_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30
+    """A node may be not Ready this long, its pods making no step, before they are replaced."""
+    ready_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 900
+    """All pods of an attempt must run this long after they were released (images to pull)."""
+    exclude_node_seconds: Annotated[StrictInt, Field(ge=0, le=2_592_000)] = 86_400
+    """A node whose GPU failed gets no pod of the job for this long."""
     rules: Annotated[list[RestartRule], Field(max_length=32)] = []
     """Overrides of the default action by fault class."""

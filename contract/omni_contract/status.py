@@ -1,6 +1,6 @@
 """`JobStatus`: what a job's status holds. The operator writes it, `kubectl get mmtj` shows it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -32,7 +32,7 @@ class Condition(StatusModel):
     """One condition, as Kubernetes writes them."""
 
     type: Annotated[str, Field(max_length=64)]
-    """Accepted, PodsReady, Suspended, Restarting, Completed or Failed."""
+    """One of `CONDITIONS`."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Reason
@@ -43,6 +43,17 @@ class Condition(StatusModel):
     """When `status` last changed."""
     observed_generation: int | None = None
     """metadata.generation that this was decided for."""
+
+
+CONDITIONS: Final = (
+    "Accepted", "Placed", "GangReady", "DataServiceReady", "Running", "TopologySatisfied",
+    "Degraded", "Restarting", "Suspended", "Completed", "Failed",
+)  # fmt: skip
+"""Every condition of a job, in the order in which they are told."""
+
+STAGES: Final = ("detect", "decide", "terminate", "schedule", "start", "firstStep")
+"""Stages of a recovery: fault to seen, to new attempt written, to old pods out of the way, to
+new pods on their nodes, to all running, to the first step."""
 
 
 class JobProgress(StatusModel):
@@ -62,6 +73,8 @@ class JobProgress(StatusModel):
     """Newest step a restart would resume from."""
     update_time: Time | None = None
     """When `step` last grew."""
+    useful_seconds: float = 0
+    """Time that the steps which were kept took, each counted once."""
 
 
 class Incident(StatusModel):
@@ -84,7 +97,69 @@ class Incident(StatusModel):
     message: Sentence
     """What was seen, in a sentence."""
     seconds: Annotated[dict[str, float], Field(max_length=16)] = {}
-    """Seconds by stage: detect, restart, restore, firstStep."""
+    """Seconds by stage, see `STAGES`; stages to come are left out."""
+    pod: Annotated[str, Field(max_length=253)] | None = None
+    """Pod of the first failure."""
+    kubernetes_node: Annotated[str, Field(max_length=253)] | None = None
+    """Where that pod ran."""
+
+
+class GroupPlacement(StatusModel):
+    """Where the nodes of some reorder groups are."""
+
+    unit: int
+    """Number of the set of plan nodes."""
+    nodes: int
+    """Pods in it."""
+    domains: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=16)] = []
+    """Domains of the asked level (else of the narrowest) that hold them."""
+    span: int = 1
+    """Domains it touches; 1 is best."""
+
+
+class PlacementSummary(StatusModel):
+    """The placement in short; the rank map is in the ConfigMap of the attempt."""
+
+    config_map: Annotated[str, Field(max_length=253)]
+    """Name of the ConfigMap."""
+    nodes: int
+    """Pods with ranks."""
+    spares: int = 0
+    """Pods without, which hold a node."""
+    level: Annotated[str, Field(max_length=317)] | None = None
+    """Level the spans are counted at."""
+    job_domain: Annotated[str, Field(max_length=512)] | None = None
+    """Domain that holds the whole job, where one does."""
+    groups_in_one_domain: int = 0
+    """Sets of reorder groups that touch one domain only."""
+    num_groups: int = 0
+    """Sets in all."""
+    groups: Annotated[list[GroupPlacement], Field(max_length=64)] = []
+    """The first of them, widest span first."""
+
+
+class ExcludedNode(StatusModel):
+    """A node that gets no pod of the job for a time."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """The node."""
+    until: Time
+    """When it may again."""
+    reason: Sentence
+    """What it did."""
+
+
+class RestartBudget(StatusModel):
+    """Restarts spent, by what they count against."""
+
+    user: int = 0
+    """Of restart.limit."""
+    infrastructure: int = 0
+    """Of restart.infrastructureLimit."""
+    without_progress: int = 0
+    """In a row, of restart.noProgressLimit."""
+    highest_step: int = 0
+    """Most steps finished when a fault struck."""
 
 
 class JobStatus(StatusModel):
@@ -104,16 +179,38 @@ class JobStatus(StatusModel):
             },
         ),
     ] = []
-    """Accepted, PodsReady, Suspended, Restarting, Completed, Failed."""
+    """One of each type of `CONDITIONS` that has something to say."""
     attempt: int = 0
     """Placements so far; grows whenever pods are replaced."""
     generation: int = 0
     """Restarts in place within the attempt."""
     restarts: int = 0
-    """Restarts in all, of both kinds."""
+    """Restarts in all: in place, of pods and of the job."""
+    budget: RestartBudget = RestartBudget()
+    """What they counted against."""
     progress: JobProgress = JobProgress()
     """How far training is."""
     incidents: Annotated[list[Incident], Field(max_length=32)] = []
     """The newest faults, oldest first."""
+    goodput: float | None = None
+    """Useful seconds over seconds since the job first ran, suspended time left out."""
     plan_hash: Annotated[str, Field(max_length=64)] | None = None
-    """Hash of the compiled plan that the pods run."""
+    """Hash of the compiled plan that the attempt runs."""
+    num_nodes: int | None = None
+    """Nodes of that plan; fewer than asked for where the job was shrunk."""
+    opened_by: RestartAction | None = None
+    """What was done about the attempt before this one; null at a start or a resume."""
+    opened_at: Time | None = None
+    """When the attempt was opened."""
+    placement: PlacementSummary | None = None
+    """Where the attempt runs."""
+    excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=64)] = []
+    """Nodes left out for now."""
+    start_time: Time | None = None
+    """When the job first ran, or ran again after it was suspended."""
+    active_seconds: float = 0
+    """Seconds it had run before `startTime`, suspended time left out."""
+    completion_time: Time | None = None
+    """When it was Completed or Failed."""
+    restart_handled: Annotated[str, Field(max_length=256)] | None = None
+    """The last value of the restart annotation that was acted upon."""
