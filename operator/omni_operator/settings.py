@@ -1,0 +1,25 @@
+"""What an installation of the operator is told; the chart's values become these."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Options of one operator process."""
+
+    image: str
+    """Image of the trainer and data service where a job names none."""
+    image_pull_policy: str = "IfNotPresent"
+    watched_namespace: str | None = None
+    """Namespace whose jobs are reconciled; None: all."""
+    cluster_domain: str = "cluster.local"
+    with_kueue: bool = False
+    """Whether jobs with a queueName wait for a Kueue Workload."""
+    max_concurrent_writes: int = 32
+    """API writes under way at once."""
+    resync_s: float = 600
+    """Every job is reconciled at least this often."""
+    progress_poll_s: float = 10
+    """How often the progress Lease of a running job is read."""
+    status_progress_s: float = 30
+    """Progress alone goes into a job's status at most this often."""
