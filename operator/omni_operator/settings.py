@@ -10,6 +10,9 @@ class Settings:
     image: str
     """Image of the trainer and data service where a job names none."""
     image_pull_policy: str = "IfNotPresent"
+    priority_class: str | None = None
+    """Priority class of the pods where a job names none. It says whether they may preempt others: a
+    pod's own preemptionPolicy must equal its class's."""
     watched_namespace: str | None = None
     """Namespace whose jobs are reconciled; None: all."""
     cluster_domain: str = "cluster.local"
