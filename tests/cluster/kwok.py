@@ -1,0 +1,78 @@
+"""Configuration of KWOK, the kubelet of simulated nodes: its own stages, made to break.
+
+A node is alive by two independent things: its Lease, renewed by a stage of ours as a real kubelet
+does it, and KWOK's care for its pods. `nodes.py` takes either away by a label.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+LABEL_CARED: Final = "cluster.test/pods-cared-for"
+"""On a node: its pods start, become ready and go away. Without it they stay as they are."""
+LABEL_BEATING: Final = "cluster.test/beating"
+"""On a node's Lease: it is renewed."""
+ANNOTATION_TERMINATES_AFTER: Final = "cluster.test/terminates-after"
+"""On a pod: how long it takes to go away once it is deleted, such as 20s; KWOK's clock starts anew
+at every change of the pod."""
+
+_PARALLELISM: Final = 16
+_STAGES: Final = (
+    "node/fast/node-initialize.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-complete.yaml",
+    "pod/fast/pod-delete.yaml",
+)
+
+
+def write_config(path: Path, module: Path, *, heartbeat_s: float) -> Path:
+    """KWOK's configuration file; `module` is the folder of its Go module, which has the stages."""
+    documents = [_options(), _renewal(heartbeat_s)]
+    for name in _STAGES:
+        stage = yaml.safe_load((module / "kustomize" / "stage" / name).read_text())
+        if stage["metadata"]["name"] == "pod-delete":
+            annotation = f'.metadata.annotations["{ANNOTATION_TERMINATES_AFTER}"]'
+            stage["spec"]["delay"] = {
+                "durationMilliseconds": 0,
+                "durationFrom": {"expressionFrom": annotation},
+            }
+        documents.append(stage)
+    path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    return path
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+        "kind": "KwokConfiguration",
+        "metadata": {"name": "kwok"},
+        "options": {
+            "manageNodesWithLabelSelector": LABEL_CARED,
+            "cidr": "10.128.0.0/9",  # of the pods; the default has room for 254
+            "nodeIP": "10.0.0.1",
+            "nodeLeaseDurationSeconds": 0,  # KWOK's own would go on for a node it cares for no more
+            # Zero unless set, and zero workers do nothing.
+            "nodeLeaseParallelism": _PARALLELISM,
+            "nodePlayStageParallelism": _PARALLELISM,
+            "podPlayStageParallelism": _PARALLELISM,
+            "podsOnNodeSyncParallelism": 1,
+        },
+    }
+
+
+def _renewal(heartbeat_s: float) -> dict[str, Any]:
+    now = '{{ now | date "2006-01-02T15:04:05.000000Z07:00" }}'
+    return {
+        "apiVersion": "kwok.x-k8s.io/v1alpha1",
+        "kind": "Stage",
+        "metadata": {"name": "node-lease-renew"},
+        "spec": {
+            "resourceRef": {"apiGroup": "coordination.k8s.io/v1", "kind": "Lease"},
+            "selector": {"matchLabels": {LABEL_BEATING: "true"}},
+            "delay": {"durationMilliseconds": int(heartbeat_s * 1000)},
+            "steps": [
+                {"patch": {"root": "spec", "type": "merge", "template": f'renewTime: "{now}"'}}
+            ],
+        },
+    }
