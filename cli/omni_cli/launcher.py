@@ -26,8 +26,8 @@ from omni_contract.plan import JobPlan
 from omni_contract.records import RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_trainer.events import read_events, record_event
-from omni_trainer.reaper import end_descendants
-from omni_trainer.verdict import Failure, Ledger, Verdict, decide
+from omni_trainer.supervisor.reaper import end_descendants
+from omni_trainer.supervisor.verdict import Failure, Ledger, Verdict, decide
 
 _TICK_S = 0.05
 _HASTY_TICK_S = 0.005

@@ -13,7 +13,7 @@ from rich.text import Text
 from omni_contract.names import EVENTS_FILE, METRICS_FILE
 from omni_contract.plan import JobPlan
 from omni_contract.records import RunEvent, StepRecord
-from omni_trainer.tail import Tail
+from omni_trainer.supervisor.tail import Tail
 
 LINE_EVERY_S = 5.0
 _RATE_STEPS = 20

@@ -16,7 +16,7 @@ from omni_contract.names import PROGRESS_FILE
 from omni_contract.plan import JobPlan
 from omni_contract.records import Progress
 from omni_trainer.events import record_event
-from omni_trainer.reaper import is_descendant
+from omni_trainer.supervisor.reaper import is_descendant
 
 Action = Literal["kill-rank", "stop-rank", "kill-sidecar", "kill-supervisor"]
 

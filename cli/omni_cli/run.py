@@ -29,8 +29,8 @@ from omni_contract.plan import JobPlan
 from omni_planner.compile import compile_plan
 from omni_trainer.checkpoint import newest_attempt
 from omni_trainer.events import read_events
-from omni_trainer.reaper import adopt_orphans
 from omni_trainer.storage import Folder
+from omni_trainer.supervisor.reaper import adopt_orphans
 
 _INTERRUPT_S = 9.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omni_contract.records import Progress
-from omni_trainer.hang import HangWatch
+from omni_trainer.supervisor.hang import HangWatch
 
 
 class Clock:

@@ -22,7 +22,7 @@ from omni_contract.spec import Job
 from omni_contract.spec_data import StorageSpec
 from omni_dataloader.store import Store
 from omni_planner.compile import compile_plan
-from omni_trainer.nursery import Nursery
+from omni_trainer.supervisor.nursery import Nursery
 from tests.contract.jobs import changed
 from tests.fakes.sources import VOCAB_SIZE, make_sources
 

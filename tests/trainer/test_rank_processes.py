@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from omni_trainer.nursery import Nursery
-from omni_trainer.rank_processes import RankProcesses, RunLogs
+from omni_trainer.supervisor.nursery import Nursery
+from omni_trainer.supervisor.rank_processes import RankProcesses, RunLogs
 
 
 class SlowNursery:

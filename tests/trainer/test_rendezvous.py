@@ -10,13 +10,13 @@ import pytest
 
 from omni_contract.errors import OmniError
 from omni_contract.names import Exit
-from omni_trainer.rendezvous import (
+from omni_trainer.supervisor.rendezvous import (
     Address,
     ContactLostError,
     PlanRendezvous,
     RunEndedError,
 )
-from omni_trainer.verdict import Report, Verdict
+from omni_trainer.supervisor.verdict import Report, Verdict
 
 T = TypeVar("T")
 GO_ON = Verdict(kind="restart", exit_code=0, message="")

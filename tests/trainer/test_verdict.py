@@ -8,7 +8,14 @@ from omni_contract.names import Exit
 from omni_contract.records import RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction, RestartSpec
 from omni_trainer.events import unrecovered_since
-from omni_trainer.verdict import DEFAULT_ACTIONS, Failure, Ledger, Verdict, decide, find_cause
+from omni_trainer.supervisor.verdict import (
+    DEFAULT_ACTIONS,
+    Failure,
+    Ledger,
+    Verdict,
+    decide,
+    find_cause,
+)
 
 
 def failure(rank: int = 2, exit_code: int = 1, *, order: int = 1, **more: Any) -> Failure:

@@ -32,9 +32,9 @@ from omni_trainer.loop import Ending, TrainLoop
 from omni_trainer.metrics import RunFolder
 from omni_trainer.peers import is_peer_lost
 from omni_trainer.progress import ProgressFile
-from omni_trainer.reaper import die_with_parent
 from omni_trainer.saver import SaveOutcome, Saver
 from omni_trainer.storage import Folder
+from omni_trainer.supervisor.reaper import die_with_parent
 from omni_trainer.train import Engine
 
 _STORAGE_ATTEMPTS = 8

@@ -14,8 +14,8 @@ from pathlib import Path
 from omni_contract.errors import OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
-from omni_trainer.nursery import Nursery
-from omni_trainer.reaper import adopt_orphans, end_descendants
+from omni_trainer.supervisor.nursery import Nursery
+from omni_trainer.supervisor.reaper import adopt_orphans, end_descendants
 
 _RANK_MODULE = "omni_trainer.main"
 _PRELOAD = "omni_trainer.preload:on_cpu"
@@ -74,8 +74,8 @@ def _supervise(args: argparse.Namespace) -> int:
     # torch takes seconds to import, and the nursery is busy with the same meanwhile.
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from omni_trainer.agent import Node, NodeAgent
-    from omni_trainer.rendezvous import (
+    from omni_trainer.supervisor.agent import Node, NodeAgent
+    from omni_trainer.supervisor.rendezvous import (
         Address,
         ContactLostError,
         PlanRendezvous,

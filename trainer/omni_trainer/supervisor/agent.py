@@ -29,13 +29,13 @@ from omni_contract import names
 from omni_contract.plan import JobPlan
 from omni_contract.records import StepRecord
 from omni_trainer.events import read_events, record_event, unrecovered_since
-from omni_trainer.hang import HangWatch
-from omni_trainer.nursery import Nursery
-from omni_trainer.rank_processes import RankProcesses, RunLogs, rank_log
-from omni_trainer.reaper import end_descendants
-from omni_trainer.rendezvous import PlanRendezvous
-from omni_trainer.tail import Tail
-from omni_trainer.verdict import Failure, Ledger, Report, Verdict, decide, find_cause
+from omni_trainer.supervisor.hang import HangWatch
+from omni_trainer.supervisor.nursery import Nursery
+from omni_trainer.supervisor.rank_processes import RankProcesses, RunLogs, rank_log
+from omni_trainer.supervisor.reaper import end_descendants
+from omni_trainer.supervisor.rendezvous import PlanRendezvous
+from omni_trainer.supervisor.tail import Tail
+from omni_trainer.supervisor.verdict import Failure, Ledger, Report, Verdict, decide, find_cause
 
 _CASCADE_GRACE_S = 1.5
 """How long ranks may take to end by themselves where only lost peers are known so far."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_trainer.reaper import die_with_parent
+from omni_trainer.supervisor.reaper import die_with_parent
 
 _MAX_ORDER_BYTES = 1 << 17
 

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from omni_contract.names import ENV_ATTEMPT, ENV_GENERATION
-from omni_trainer.nursery import Nursery
+from omni_trainer.supervisor.nursery import Nursery
 
 
 def rank_log(*, rank: int, attempt: int, generation: int) -> Path:

@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from omni_contract.errors import OmniError
 from omni_contract.names import Exit
-from omni_trainer.reaper import end_descendants
-from omni_trainer.verdict import Report, Verdict
+from omni_trainer.supervisor.reaper import end_descendants
+from omni_trainer.supervisor.verdict import Report, Verdict
 
 _STORE_TIMEOUT = timedelta(seconds=20)
 _BEAT_S = 0.15

@@ -1,0 +1,1 @@
+"""The supervisor of one node: ranks started, watched and judged, and the seat at the rendezvous."""
