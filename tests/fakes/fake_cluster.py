@@ -399,6 +399,8 @@ def _operate(body: dict[str, Any], operation: Raw) -> None:
             case "test":
                 if room.get(last) != operation["value"]:
                     raise KeyError(last)
+            case "remove" if isinstance(room, list):
+                del room[int(last)]
             case "remove":
                 del room[last]
             case "replace":

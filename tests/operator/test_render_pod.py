@@ -1,0 +1,197 @@
+"""The pod of one node, and what a user's template does to it."""
+
+from typing import Any
+
+import pytest
+
+from omni_contract.names import (
+    DATA_CONTAINER,
+    ENV_LEASE,
+    LABEL_JOB,
+    LEASE_TOKEN_DIR,
+    PLAN_DIR,
+    SIDECAR_SOCKET,
+    TRAINER_CONTAINER,
+)
+from omni_contract.records import History
+from omni_operator.render_pod import render_pod
+from tests.contract.jobs import DEMO, changed
+from tests.operator.rendering import SETTINGS, job_state, place_on, plan_of, with_template
+
+GPU = "nvidia.com/gpu"
+
+
+def rendered(
+    raw: dict[str, Any], index: int = 1, *, attempt: int = 1, **rest: Any
+) -> dict[str, Any]:
+    """A pod of a job with two nodes and a spare."""
+    job, plan = job_state(raw), plan_of(raw)
+    placement = place_on(job, plan, attempt=attempt, spares=1, **rest)
+    return render_pod(job, plan, placement, index, SETTINGS, History())
+
+
+def of(template: dict[str, Any], *, device: str = "auto") -> dict[str, Any]:
+    spec: dict[str, Any] = rendered(with_template(template, device=device))["spec"]
+    return spec
+
+
+def trainer(spec: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in spec["containers"] if c["name"] == TRAINER_CONTAINER)
+
+
+def data(spec: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in spec["initContainers"] if c["name"] == DATA_CONTAINER)
+
+
+def by_name(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    assert len({item["name"] for item in items}) == len(items)
+    return {item["name"]: item for item in items}
+
+
+def test_from_attempt_to_attempt_only_annotations_and_the_name_change() -> None:
+    """A pod that lives on cannot get a new environment, so no pod has anything of one attempt."""
+    first, second = (rendered(DEMO, attempt=attempt)["spec"] for attempt in (1, 2))
+    assert first.pop("hostname") != second.pop("hostname")
+    assert first == second
+
+
+@pytest.mark.parametrize(("index", "has"), [(0, True), (1, False), (2, True)])
+def test_only_pods_that_may_hold_rank_0_have_a_token(index: int, has: bool) -> None:
+    spec = rendered(DEMO, index)["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert ("serviceAccountName" in spec) is has
+    assert (ENV_LEASE in by_name(trainer(spec)["env"])) is has
+    assert (LEASE_TOKEN_DIR in [m["mountPath"] for m in trainer(spec)["volumeMounts"]]) is has
+    assert LEASE_TOKEN_DIR not in [m["mountPath"] for m in data(spec)["volumeMounts"]]
+    assert ("token" in by_name(spec["volumes"])) is has
+
+
+def test_a_trainer_waits_for_its_data_service_and_a_spare_for_nothing() -> None:
+    assert data(rendered(DEMO, 1)["spec"])["startupProbe"]["exec"]["command"][-1] == SIDECAR_SOCKET
+    assert "startupProbe" not in data(rendered(DEMO, 2)["spec"])
+    assert data(rendered(DEMO, 1)["spec"])["restartPolicy"] == "Always"
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_nothing_but_the_operator_restarts_a_pod(index: int) -> None:
+    spec = rendered(DEMO, index)["spec"]
+    assert spec["restartPolicy"] == "Never"
+    assert "livenessProbe" not in trainer(spec)
+    assert "livenessProbe" not in data(spec)
+    for_ever = {t["key"] for t in spec["tolerations"] if "tolerationSeconds" not in t}
+    assert {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"} <= for_ever
+
+
+def test_each_rank_gets_a_gpu_unless_the_job_runs_on_the_cpu() -> None:
+    spec = of({})
+    assert trainer(spec)["resources"]["limits"] == {GPU: "2"}
+    assert GPU in {t["key"] for t in spec["tolerations"]}
+    assert "shm" in by_name(spec["volumes"])
+    spec = of({}, device="cpu")
+    assert "limits" not in trainer(spec)["resources"]
+    assert GPU not in {t["key"] for t in spec["tolerations"]}
+    assert "shm" not in by_name(spec["volumes"])
+    assert "limits" not in data(spec)["resources"]
+
+
+def test_both_containers_get_the_credentials() -> None:
+    spec = rendered(changed("spec.storage", {"credentialsSecret": "omni-s3"}))["spec"]
+    for container in (trainer(spec), data(spec)):
+        assert container["envFrom"] == [{"secretRef": {"name": "omni-s3"}}]
+    assert "envFrom" not in trainer(rendered(DEMO)["spec"])
+
+
+def test_the_image_of_the_job_goes_before_the_operators() -> None:
+    assert trainer(of({}))["image"] == SETTINGS.image
+    spec = of({"image": "mine:2", "imagePullSecrets": ["a"]})
+    assert {trainer(spec)["image"], data(spec)["image"]} == {"mine:2"}
+    assert spec["imagePullSecrets"] == [{"name": "a"}]
+
+
+def test_labels_and_annotations_are_added_but_never_take_the_place_of_ours() -> None:
+    template = {
+        "labels": {"team": "vision", LABEL_JOB: "another"},
+        "annotations": {"note": "x", "megascale-omni.dev/attempt": "9"},
+    }
+    meta = rendered(with_template(template))["metadata"]
+    assert meta["labels"]["team"] == "vision"
+    assert meta["labels"][LABEL_JOB] == "stamps"
+    assert meta["annotations"]["note"] == "x"
+    assert meta["annotations"]["megascale-omni.dev/attempt"] == "1"
+
+
+def test_selectors_of_job_and_queue_add_up() -> None:
+    raw = with_template({"nodeSelector": {"pool": "a", "disk": "ssd"}})
+    selector = rendered(raw, node_selector={"pool": "b"})["spec"]["nodeSelector"]
+    assert selector == {"kubernetes.io/os": "linux", "pool": "b", "disk": "ssd"}
+
+
+def test_env_merges_by_name_and_mounts_by_path() -> None:
+    secret = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    template = {
+        "env": {"HOME": "/home", "KEY": "plain"},
+        "volumes": [
+            {"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}},
+            {"name": "w", "emptyDir": {}},
+        ],
+        "volumeMounts": [{"name": "w", "mountPath": "/w"}, {"name": "w", "mountPath": "/tmp"}],
+        "containers": [{"name": "trainer", "env": [secret]}, {"name": "data", "env": [secret]}],
+    }
+    spec = of(template)
+    env = by_name(trainer(spec)["env"])
+    assert env["HOME"]["value"] == "/home"
+    assert env["KEY"] == secret
+    assert by_name(data(spec)["env"])["HOME"]["value"] == "/tmp"
+    assert by_name(spec["volumes"])["tmp"]["emptyDir"] == {"sizeLimit": "9Gi"}
+    mounts = {m["mountPath"]: m["name"] for m in trainer(spec)["volumeMounts"]}
+    assert len(mounts) == len(trainer(spec)["volumeMounts"])
+    assert (mounts["/w"], mounts["/tmp"], mounts[PLAN_DIR]) == ("w", "w", "plan")
+
+
+def test_other_containers_are_added_as_they_are() -> None:
+    other = {"name": "tensorboard", "image": "tb", "command": ["tb"]}
+    spec = of({"containers": [other]})
+    assert [c["name"] for c in spec["containers"]] == [TRAINER_CONTAINER, "tensorboard"]
+    assert spec["containers"][1] == other
+
+
+def test_tolerations_are_appended() -> None:
+    mine = {"key": "mine", "operator": "Exists"}
+    assert of({"tolerations": [mine]})["tolerations"][-1] == mine
+    assert len(of({"tolerations": [mine]})["tolerations"]) == len(of({})["tolerations"]) + 1
+
+
+def test_a_limit_without_a_request_takes_ours_along() -> None:
+    """Our request may be above the user's limit, which the API refuses."""
+    container = {"name": "trainer", "resources": {"limits": {"cpu": "100m", GPU: "7"}}}
+    resources = trainer(of({"containers": [container]}))["resources"]
+    assert resources["limits"] == {"cpu": "100m", GPU: "2"}
+    assert set(resources["requests"]) == {"memory"}
+    container = {"name": "data", "resources": {"requests": {"cpu": "4"}}}
+    resources = data(of({"containers": [container]}))["resources"]
+    assert resources == {"requests": {"cpu": "4", "memory": "1Gi"}}
+
+
+def test_security_context_is_merged_and_null_takes_away() -> None:
+    """A platform that gives each namespace its own user ids refuses a fixed one."""
+    template = {
+        "securityContext": {"runAsUser": None, "fsGroup": 7},
+        "containers": [
+            {"name": "trainer", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+        ],
+    }
+    spec = of(template)
+    assert "runAsUser" not in spec["securityContext"]
+    assert spec["securityContext"]["fsGroup"] == 7
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert trainer(spec)["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["IPC_LOCK"],
+    }
+    assert data(spec)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_template_of_one_pod_leaves_those_rendered_later_alone() -> None:
+    before = of({})
+    of({"containers": [{"name": "trainer", "securityContext": {"capabilities": {"drop": ["X"]}}}]})
+    assert of({}) == before
