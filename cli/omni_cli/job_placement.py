@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -161,6 +160,8 @@ def _units(placement: JobPlacement, signs: Signs) -> list[RenderableType]:
         return []
     spans = dict(enumerate(placement.spans))
     order = sorted(range(len(placement.units)), key=lambda unit: (-spans.get(unit, 1), unit))
+    if len(order) > MOST_UNITS:
+        order = [unit for unit in order if spans.get(unit, 1) > 1]
     asked = f", one {placement.group_within} asked" if placement.group_within else ""
     table = Table.grid(padding=(0, 2))
     for unit in order[:MOST_UNITS]:
@@ -169,11 +170,15 @@ def _units(placement: JobPlacement, signs: Signs) -> list[RenderableType]:
             f"nodes {_ranges(placement.units[unit])}",
             _span(placement, spans.get(unit, 1), signs),
         )
-    parts: list[RenderableType] = [Text(f"units of reorder groups{asked}", style="dim"), table]
-    rest = len(order) - MOST_UNITS
-    if rest > 0:
-        widest = spans.get(order[MOST_UNITS], 1)
-        parts.append(Text(f"and {counted(rest, 'more unit')}, span {widest} at most", style="dim"))
+    parts: list[RenderableType] = [Text(f"units of reorder groups{asked}", style="dim")]
+    if order:
+        parts.append(table)
+    if len(order) > MOST_UNITS:
+        parts.append(Text(f"and {len(order) - MOST_UNITS} more that span", style="dim"))
+    whole = len(placement.units) - len(order)
+    if whole:
+        span = _span(placement, 1, signs)
+        parts.append(Text.assemble(f"{counted(whole, 'unit')}{' more' if order else ''} ", span))
     return parts
 
 
@@ -183,7 +188,7 @@ def _span(placement: JobPlacement, span: int, signs: Signs) -> Text:
     level = placement.group_within.rpartition("/")[2]
     if span == 1:
         return Text(f"{signs.good} in one {level}", style="green")
-    return Text(f"! spans {span} of {level}", style="bold yellow")
+    return Text(f"! spans {counted(span, level)}", style="bold yellow")
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -211,7 +216,7 @@ def _legend(chart: Chart) -> Text:
 
 def placement_table(chart: Chart) -> Table:
     """A line a pod."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("", "kubernetes node", "domains", "pod", "state"):
         table.add_column(column, overflow="fold")
     for seat in chart.seats:

@@ -20,8 +20,6 @@ from omni_contract.status import Condition, JobStatus
 
 JOBS: Final = f"{names.PLURAL}.{names.GROUP}"
 """The kind as kubectl finds it whatever other kinds there are."""
-PLACEMENT_DOCUMENT: Final = "placement.json"
-"""Name of the document in the ConfigMap of an attempt."""
 
 PodWord = Literal[
     "running", "starting", "pending", "gated", "succeeded", "failed", "terminating", "unknown"
@@ -253,7 +251,7 @@ def read_placement(kubectl: Kubectl, job: JobRecord) -> JobPlacement:
             f"kubectl mmtj restart {job.name} places it anew"
         ) from None
     try:
-        text = unpack(PLACEMENT_DOCUMENT, {k: base64.b64decode(v) for k, v in data.items()})
+        text = unpack(names.PLACEMENT_FILE, {k: base64.b64decode(v) for k, v in data.items()})
         return JobPlacement.model_validate(json.loads(text))
     except (KeyError, ValueError, OSError, EOFError, zlib.error) as exc:
         raise OmniError(

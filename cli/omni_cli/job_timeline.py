@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +12,7 @@ from rich.text import Text
 from omni_cli.job_read import EventRecord, JobRecord, time_of
 from omni_contract.status import STAGES, Incident
 
-BAR: Final = 24
+BAR: Final = 20
 """Characters of the longest recovery."""
 
 _LETTERS: Final = dict(zip(STAGES, "DdTSsF", strict=True))
@@ -79,7 +78,7 @@ def entries(job: JobRecord, events: Sequence[EventRecord]) -> list[Entry]:
 
 
 def _incidents(incidents: Sequence[Incident]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("time (UTC)", no_wrap=True)
     table.add_column("attempt", no_wrap=True)
     table.add_column("fault, action")

@@ -133,13 +133,13 @@ def _restarts(job: JobRecord) -> str:
     spent, limits = job.status.budget, job.limits
     if limits is None:
         return f"{job.status.restarts}"
+    user = max(0, limits.limit - spent.user)
+    infrastructure = max(0, limits.infrastructure_limit - spent.infrastructure)
+    without_progress = max(0, limits.no_progress_limit - spent.without_progress)
     return (
-        f"{job.status.restarts}; left: "
-        f"{max(0, limits.limit - spent.user)} of {limits.limit} user, "
-        f"{max(0, limits.infrastructure_limit - spent.infrastructure)} of "
-        f"{limits.infrastructure_limit} infrastructure, "
-        f"{max(0, limits.no_progress_limit - spent.without_progress)} of "
-        f"{limits.no_progress_limit} without progress"
+        f"{job.status.restarts}; left: user {user}/{limits.limit}, infrastructure "
+        f"{infrastructure}/{limits.infrastructure_limit}, without progress "
+        f"{without_progress}/{limits.no_progress_limit}"
     )
 
 

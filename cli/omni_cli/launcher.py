@@ -23,11 +23,11 @@ from omni_cli.rehearsal import Fault, Rehearsal, read_progress
 from omni_contract.errors import OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
-from omni_contract.records import RunEvent
+from omni_contract.records import History, RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_trainer.events import read_events, record_event
 from omni_trainer.supervisor.reaper import end_descendants
-from omni_trainer.supervisor.verdict import Failure, Ledger, Verdict, decide
+from omni_trainer.supervisor.verdict import Failure, Verdict, decide, history_of
 
 _TICK_S = 0.05
 _HASTY_TICK_S = 0.005
@@ -168,7 +168,7 @@ class Launcher:
         verdict = decide(
             failure,
             step=self._step(),
-            ledger=Ledger(),  # it is restarted alone; its own limit follows
+            history=History(),  # it is restarted alone; its own limit follows
             spec=self._plan.spec.restart,
             fault=FaultClass.DATA_SERVICE,
         )
@@ -265,7 +265,7 @@ class Launcher:
         verdict = decide(
             failure,
             step=step,
-            ledger=Ledger.of(read_events(self._run_dir)),
+            history=history_of(read_events(self._run_dir)),
             spec=self._plan.spec.restart,
             fault=FaultClass.RENDEZVOUS if code == Exit.PEER_LOST else FaultClass.UNKNOWN,
         )
