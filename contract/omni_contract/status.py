@@ -1,5 +1,6 @@
 """`JobStatus`: what a job's status holds. The operator writes it, `kubectl get mmtj` shows it."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +61,9 @@ class JobProgress(StatusModel):
     """How far training is."""
 
     step: int = 0
-    """Optimizer steps finished."""
+    """Optimizer steps finished; falls back where a restart goes on from an older checkpoint."""
+    highest_step: int = 0
+    """Most steps ever finished."""
     num_steps: int = 0
     """Steps of the whole job."""
     tokens: int = 0
@@ -214,3 +217,23 @@ class JobStatus(StatusModel):
     """When it was Completed or Failed."""
     restart_handled: Annotated[str, Field(max_length=256)] | None = None
     """The last value of the restart annotation that was acted upon."""
+
+    def condition(self, type_: str) -> Condition | None:
+        """The condition of a type, where it has something to say."""
+        return next((c for c in self.conditions if c.type == type_), None)
+
+    def holds(self, type_: str) -> bool:
+        """Whether a condition is True."""
+        found = self.condition(type_)
+        return found is not None and found.status == "True"
+
+
+def read_time(text: str) -> float:
+    """Unix seconds of a time in a status."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def write_time(seconds: float) -> str:
+    """Unix seconds as a status holds them, to the millisecond."""
+    at = datetime.fromtimestamp(round(seconds, 3), UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -194,4 +194,7 @@ class PodFault:
     node: str | None
     time_s: float
     message: str
+    exit_code: int | None = None
+    """Of the container that ended, where one did."""
     end: PodEnd | None = None
+    """What its supervisor said when it ended."""
