@@ -96,7 +96,7 @@ def render_pod(
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "securityContext": merge(_POD_SECURITY, template.security_context),
-        "initContainers": [_data(spec, settings, with_probe=not spare)],
+        "initContainers": [_data(spec, settings, spare=spare)],
         "containers": [_trainer(job, spec, settings, beats=beats), *extra],
         "volumes": merge_named(volumes, template.volumes, "name"),
     }
@@ -109,23 +109,22 @@ def render_pod(
     return {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": meta, "spec": pod}
 
 
-def _data(spec: JobSpec, settings: Settings, *, with_probe: bool) -> Object:
-    """The data service, a native sidecar: the trainer starts when its socket is there.
-
-    A spare's opens none until it gets a rank, so nothing waits for it.
-    """
+def _data(spec: JobSpec, settings: Settings, *, spare: bool) -> Object:
+    """The data service, a native sidecar: the trainer starts when its socket is there."""
     container = _container(spec, settings, DATA_CONTAINER, "omni_dataloader.pod") | {
         "restartPolicy": "Always",
         "ports": [{"name": "data", "containerPort": DATA_PORT}],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-    }
-    if with_probe:
-        container["startupProbe"] = {
+        "startupProbe": {
             "exec": {"command": ["test", "-S", SIDECAR_SOCKET]},
             "periodSeconds": 1,
             "failureThreshold": _SOCKET_PROBES,
-        }
-    return merge_container(container, _override(spec, DATA_CONTAINER))
+        },
+    }
+    container = merge_container(container, _override(spec, DATA_CONTAINER))
+    if spare:  # it opens no socket until it gets a rank, and its trainer must not wait for that
+        container.pop("startupProbe", None)
+    return container
 
 
 def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -> Object:
