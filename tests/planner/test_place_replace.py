@@ -1,0 +1,223 @@
+"""Replacement: same domain, its spare, another domain, the job anew; who stays, stays."""
+
+import random
+from collections.abc import Collection
+from dataclasses import replace as changed
+
+import pytest
+
+from omni_planner.place import place
+from omni_planner.place_replace import replace
+from omni_planner.place_types import ClusterNode, NoPlacement, Placement, Request
+from tests.planner.clusters import can_be_placed, place_of, rack, random_cluster, random_request
+from tests.planner.test_place import check, placed, racks_of, refused, request
+
+
+def after(
+    nodes: list[ClusterNode], current: Placement, *, without: Collection[str] = ()
+) -> list[ClusterNode]:
+    """The nodes with the pods of the job counted, some of them gone."""
+    held = {*current.nodes, *current.spares}
+    return [
+        changed(node, free=node.free - 8) if node.name in held else node
+        for node in nodes
+        if node.name not in without
+    ]
+
+
+def moved(current: Placement, new: Placement) -> set[int]:
+    return {i for i, name in enumerate(current.nodes) if new.nodes[i] != name}
+
+
+def lose(
+    asked: Request, nodes: list[ClusterNode], current: Placement, *lost: int
+) -> Placement | NoPlacement:
+    """Replace plan nodes whose cluster nodes are dead."""
+    dead = {current.nodes[index] for index in lost}
+    return replace(asked, after(nodes, current, without=dead), current=current, lost=set(lost))
+
+
+def test_c36_the_replacement_is_in_the_rack_of_the_group() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 4), *rack("a/b/r2", *[8] * 4), *rack("a/b/r0", *[8] * 2)]
+    asked = request(3, 3, group="rack")
+    current = placed(place(asked, nodes))
+    for index in range(6):
+        new = placed(lose(asked, nodes, current, index))
+        assert moved(current, new) == {index}
+        assert racks_of(new)[index] == racks_of(current)[index]
+        assert new.satisfied
+
+
+def test_a_free_node_of_the_rack_goes_before_its_spare() -> None:
+    nodes = rack("a/b/r1", *[8] * 5)
+    asked = request(3, group="rack", spares=1)
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes, current, 1))
+    assert moved(current, new) == {1}
+    assert new.nodes[1] not in current.spares and new.spares == current.spares
+
+
+def test_a_full_rack_gives_its_spare_and_the_job_gets_another_elsewhere() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 4), *rack("a/b/r2", 8, 8)]
+    asked = request(3, group="rack", spares=1)
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes, current, 1))
+    assert moved(current, new) == {1} and new.nodes[1] == current.spares[0]
+    assert new.spares[0].startswith("a-b-r2")
+
+
+def test_no_spare_left_is_no_reason_to_fail() -> None:
+    nodes = rack("a/b/r1", *[8] * 4)
+    asked = request(3, group="rack", spares=1)
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes, current, 0))
+    assert new.nodes[0] == current.spares[0] and new.spares == () and new.satisfied
+
+
+def test_a_full_rack_without_a_spare_makes_the_group_move_alone() -> None:
+    nodes = [*rack("a/b/r1", 8, 8), *rack("a/b/r2", 8, 8), *rack("a/b/r3", *[8] * 3)]
+    asked = request(2, 2, group="rack")
+    current = placed(place(asked, nodes))
+    assert set(racks_of(current)) == {"a-b-r1", "a-b-r2"}
+    new = placed(lose(asked, nodes, current, 3))
+    assert moved(current, new) == {2, 3}
+    assert set(racks_of(new)) == {"a-b-r1", "a-b-r3"} and new.satisfied
+
+
+def test_a_group_moves_near_the_rest_of_the_job() -> None:
+    nodes = [
+        *rack("a/b1/r1", 8, 8),
+        *rack("a/b1/r2", 8, 8),
+        *rack("a/b1/r3", *[8] * 4),
+        *rack("a/b2/r1", 8, 8),
+    ]
+    asked = request(2, 2, group="rack")
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes, current, 0))
+    assert racks_of(new)[:2] == ["a-b1-r3"] * 2  # and not the rack of b2 that fits exactly
+
+
+def test_where_no_group_can_move_alone_the_job_is_placed_anew() -> None:
+    nodes = [*rack("a/b1/r1", 8, 8), *rack("a/b1/r2", 8, 8), *rack("a/b2/r1", *[8] * 4)]
+    asked = request(2, 2, group="rack", job="block")
+    current = placed(place(asked, nodes))
+    assert current.job_domain == "a/b1"
+    new = placed(lose(asked, nodes, current, 0))
+    assert set(racks_of(new)) == {"a-b2-r1"} and new.satisfied
+
+
+def test_placing_anew_may_use_what_the_job_holds() -> None:
+    """The dead node leaves a hole in the middle rack; the other group has to give its rack up."""
+    nodes = [*rack("a/b/r1", *[8] * 3), *rack("a/b/r2", 8, 8), *rack("a/b/r3", 8)]
+    asked = request(3, 1, group="rack", spares=1)
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes[:4] + nodes[5:], current, 3))
+    check(changed(asked, spares=len(new.spares)), nodes, new)
+    assert new.satisfied
+
+
+def test_nothing_left_says_why_and_relax_takes_what_is_near() -> None:
+    nodes = [*rack("a/b1/r1", 8, 8), *rack("a/b1/r2", 8), *rack("a/b2/r1", 8)]
+    asked = request(2, group="rack")
+    current = placed(place(asked, nodes))
+    assert refused(lose(asked, nodes, current, 1)).reason == "NoRoomUnderTopology"
+    loose = changed(asked, on_unsatisfied="Relax")
+    new = placed(lose(loose, nodes, current, 1))
+    assert moved(current, new) == {1}
+    assert racks_of(new) == ["a-b1-r1", "a-b1-r2"]
+    assert not new.satisfied and new.spans == (2,)
+
+
+def test_a_relaxed_group_is_mended_in_the_racks_it_has() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 3), *rack("a/b/r2", *[8] * 3), *rack("a/b/r3", *[8] * 3)]
+    asked = request(5, group="rack", relax=True)
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes, current, 0))
+    assert moved(current, new) == {0} and new.spans == current.spans == (2,)
+
+
+def test_with_no_level_asked_the_closest_node_is_taken() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 3), *rack("a/b/r2", *[8] * 2), *rack("c/b/r1", 8, 8)]
+    asked = request(2, 2)
+    current = placed(place(asked, nodes))
+    new = placed(lose(asked, nodes, current, current.nodes.index("a-b-r1-0")))
+    assert moved(current, new) == {current.nodes.index("a-b-r1-0")}
+    assert new.job_domain == "a/b"
+
+
+def test_a_failed_pod_comes_back_to_its_node_where_that_is_free() -> None:
+    nodes = rack("a/b/r1", 8, 8)
+    asked = request(2, group="rack")
+    current = placed(place(asked, nodes))
+    gone = [changed(node, free=8 if node.name == current.nodes[1] else 0) for node in nodes]
+    assert placed(replace(asked, gone, current=current, lost={1})) == current
+    stolen = [changed(node, free=0) for node in nodes]
+    assert isinstance(replace(asked, stolen, current=current, lost={1}), NoPlacement)
+
+
+def test_a_node_that_is_not_offered_any_more_is_lost() -> None:
+    nodes = rack("a/b/r1", *[8] * 3)
+    asked = request(2, group="rack")
+    current = placed(place(asked, nodes))
+    left = after(nodes, current, without={current.nodes[0]})
+    new = placed(replace(asked, left, current=current, lost=set()))
+    assert moved(current, new) == {0}
+
+
+def test_nothing_lost_changes_nothing() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 4), *rack("a/b/r2", *[8] * 4)]
+    asked = request(3, 3, group="rack", spares=2)
+    current = placed(place(asked, nodes))
+    assert replace(asked, after(nodes, current), current=current, lost=set()) == current
+
+
+def test_c36_an_unknown_level_is_a_reason_here_too() -> None:
+    nodes = rack("a/b/r1", 8, 8)
+    current = placed(place(request(1), nodes))
+    answer = replace(request(1, group="cage"), nodes, current=current, lost={0})
+    assert refused(answer).reason == "UnknownTopologyLevel"
+
+
+def test_a_changed_plan_is_not_repaired() -> None:
+    nodes = rack("a/b/r1", 8, 8)
+    current = placed(place(request(1), nodes))
+    with pytest.raises(ValueError, match="place a changed plan anew"):
+        replace(request(2), nodes, current=current, lost=set())
+
+
+@pytest.mark.parametrize("policy", ["Wait", "Relax"])
+@pytest.mark.parametrize("seed", range(300))
+def test_a_replacement_is_found_where_the_full_search_places_the_job(
+    seed: int, policy: str
+) -> None:
+    rng = random.Random(seed)
+    nodes = random_cluster(rng, num_nodes=rng.randint(4, 14))
+    asked = changed(
+        random_request(rng, max_nodes=6, equal=rng.random() < 0.7), on_unsatisfied=policy
+    )
+    current = place(asked, nodes)
+    if isinstance(current, NoPlacement):
+        return
+    lost = set(rng.sample(range(asked.num_nodes), rng.randint(0, min(3, asked.num_nodes))))
+    dead = {current.nodes[index] for index in lost}
+    offered = after(nodes, current, without=dead)
+    answer = replace(asked, offered, current=current, lost=lost)
+    own = {*current.nodes, *current.spares} - dead
+    usable = [changed(n, free=n.free + 8) if n.name in own else n for n in offered]
+    possible = can_be_placed(changed(asked, spares=0), usable)
+    if policy == "Wait":
+        assert isinstance(answer, Placement) == possible
+    if isinstance(answer, NoPlacement):
+        return
+    check(changed(asked, spares=len(answer.spares)), usable, answer)
+    assert len(answer.spares) <= asked.spares
+    if policy == "Wait":
+        assert answer.satisfied
+    by_name = {node.name: node for node in nodes}
+    units_moved = [
+        {i in lost or answer.nodes[i] == current.nodes[i] for i in unit} for unit in asked.units
+    ]
+    if all(stayed == {True} for stayed in units_moved) and policy == "Wait":
+        # Nobody moved but the lost: each unit is in the domain in which the rest of it was.
+        for unit in asked.units:
+            assert len({place_of(by_name[answer.nodes[i]], asked.group_within) for i in unit}) == 1
