@@ -1,6 +1,6 @@
 """The pod of one node of a job: supervisor and data service, gated, without rights of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from omni_contract.names import (
@@ -86,9 +86,8 @@ def render_pod(
     volumes = _volumes(job, plan, with_token=beats)
     pod: Object = {
         "schedulingGates": [{"name": GATE}],
-        # Without a selector the gate's patch would have nothing to add to.
-        "nodeSelector": {**_OS, **template.node_selector, **placement.node_selector},
-        "tolerations": [*_tolerations(spec.resources), *template.tolerations],
+        "nodeSelector": node_selector(spec, placement.node_selector),
+        "tolerations": tolerations(spec),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": template.termination_grace_seconds,
         "hostname": name,
@@ -107,6 +106,29 @@ def render_pod(
     if priority_class := template.priority_class_name or settings.priority_class:
         pod["priorityClassName"] = priority_class
     return {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": meta, "spec": pod}
+
+
+def has_gpus(resources: ResourcesSpec) -> bool:
+    """Whether pods ask for GPUs. With device auto they do: a cluster's nodes differ."""
+    return resources.device != "cpu"
+
+
+def tolerations(spec: JobSpec) -> list[Mapping[str, Any]]:
+    """Taints that the pods of a job tolerate."""
+    gpu = {"key": spec.resources.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    return [
+        *_NODE_TOLERATIONS,
+        *([gpu] if has_gpus(spec.resources) else []),
+        *spec.pod_template.tolerations,
+    ]
+
+
+def node_selector(spec: JobSpec, queue: Mapping[str, str]) -> dict[str, str]:
+    """Labels that the nodes of a job must have; `queue`: those that its queue asks for.
+
+    Never empty: the patch that lifts the gate adds to it.
+    """
+    return {**_OS, **spec.pod_template.node_selector, **queue}
 
 
 def _data(spec: JobSpec, settings: Settings, *, spare: bool) -> Object:
@@ -138,7 +160,7 @@ def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -
             "memory": f"{resources.ranks_per_node}Gi",
         }
     }
-    if _has_gpus(resources):
+    if has_gpus(resources):
         container["volumeMounts"].append({"name": "shm", "mountPath": _SHM_DIR})
     if beats:
         lease = f"{job.key.namespace}/{ObjectNames.of(job).progress_lease}"
@@ -149,7 +171,7 @@ def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -
     mounts = spec.pod_template.volume_mounts
     container = merge_container(container, {"env": env, "volumeMounts": mounts})
     container = merge_container(container, _override(spec, TRAINER_CONTAINER))
-    if _has_gpus(resources):
+    if has_gpus(resources):
         # After the user's: a rank without its GPU cannot start.
         gpus = {resources.gpu_resource: str(resources.ranks_per_node)}
         container["resources"] = merge(container["resources"], {"limits": gpus})
@@ -189,18 +211,6 @@ def _override(spec: JobSpec, name: str) -> Mapping[str, Any]:
     return next((c for c in spec.pod_template.containers if c["name"] == name), {})
 
 
-def _tolerations(resources: ResourcesSpec) -> Sequence[Mapping[str, Any]]:
-    if not _has_gpus(resources):
-        return _NODE_TOLERATIONS
-    gpu = {"key": resources.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
-    return (*_NODE_TOLERATIONS, gpu)
-
-
-def _has_gpus(resources: ResourcesSpec) -> bool:
-    """Whether pods ask for GPUs. With device auto they do: a cluster's nodes differ."""
-    return resources.device != "cpu"
-
-
 def _volumes(job: JobState, plan: JobPlan, *, with_token: bool) -> list[Object]:
     annotations = {"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}
     volumes: list[Object] = [
@@ -210,7 +220,7 @@ def _volumes(job: JobState, plan: JobPlan, *, with_token: bool) -> list[Object]:
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    if _has_gpus(plan.spec.resources):
+    if has_gpus(plan.spec.resources):
         # NCCL passes data between the GPUs of a node here; a container's own has 64 MiB.
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}})
     if with_token:
