@@ -104,7 +104,7 @@ FAULTS: Final[Mapping[FaultClass, FaultRow]] = MappingProxyType(
             detector="image, secret or admission refused; exit code 2: a mistake in job or data",
             in_pod=_A.FAIL_JOB,
             by_operator=_A.FAIL_JOB,
-            budget="none",
+            budget="user",  # where a rule restarts it all the same
         ),
         FaultClass.PENDING_TIMEOUT: FaultRow(
             detector="not all pods run within readyAfterSeconds, or a slot was taken by others",

@@ -75,13 +75,22 @@ def decide_restart(
             f"gave up: {fruitless} restarts in a row reached no new step "
             f"(restart.noProgressLimit {spec.no_progress_limit})",
         )
-    counted = History(
-        user_restarts=history.user_restarts + (row.budget == "user"),
-        infrastructure_restarts=history.infrastructure_restarts + (row.budget != "user"),
-        restarts_without_progress=fruitless + 1,
+    counted = count_restart(history, fault, step=step)
+    return Decision(action=action, reason=reason, message="", history=counted)
+
+
+def count_restart(history: History, fault: FaultClass, *, step: int) -> History:
+    """The history with one more restart in it, after a fault that struck after `step` steps."""
+    budget = FAULTS[fault].budget
+    if budget == "none":
+        return history
+    made_progress = step > history.highest_step
+    return History(
+        user_restarts=history.user_restarts + (budget == "user"),
+        infrastructure_restarts=history.infrastructure_restarts + (budget == "infrastructure"),
+        restarts_without_progress=1 if made_progress else history.restarts_without_progress + 1,
         highest_step=max(history.highest_step, step),
     )
-    return Decision(action=action, reason=reason, message="", history=counted)
 
 
 def _end(

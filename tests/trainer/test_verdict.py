@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from omni_contract.names import Exit
-from omni_contract.records import RunEvent
+from omni_contract.records import History, RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction, RestartSpec
 from omni_trainer.events import unrecovered_since
 from omni_trainer.supervisor.verdict import (
-    DEFAULT_ACTIONS,
     Failure,
-    Ledger,
     Verdict,
     decide,
     find_cause,
+    history_of,
+    last_action,
 )
 
 
@@ -23,19 +23,30 @@ def failure(rank: int = 2, exit_code: int = 1, *, order: int = 1, **more: Any) -
     return Failure(rank=rank, exit_code=exit_code, order=order, **fields)
 
 
-def event(kind: str, step: int = 0, fault: str | None = None) -> RunEvent:
+def event(
+    kind: str, step: int = 0, fault: str | None = None, action: str | None = None
+) -> RunEvent:
     return RunEvent.model_validate(
         {"time_s": 1.0, "kind": kind, "attempt": 1, "generation": 0, "message": "", "step": step}
         | ({"fault": fault} if fault else {})
+        | ({"action": action} if action else {})
     )
 
 
-def ruled(exit_code: int, *, step: int = 5, ledger: Ledger | None = None, **spec: Any) -> Verdict:
+def ruled(
+    exit_code: int,
+    *,
+    step: int = 5,
+    history: History | None = None,
+    previous: RestartAction | None = None,
+    **spec: Any,
+) -> Verdict:
     return decide(
         failure(exit_code=exit_code),
         step=step,
-        ledger=ledger or Ledger(),
+        history=history or History(),
         spec=RestartSpec.parse(spec),
+        previous=previous,
     )
 
 
@@ -67,7 +78,6 @@ def test_of_hung_ranks_the_one_without_a_heartbeat_is_the_cause() -> None:
 )
 def test_classes(exit_code: int, more: dict[str, Any], fault: FaultClass) -> None:
     assert failure(exit_code=exit_code, **more).fault is fault
-    assert fault in DEFAULT_ACTIONS
 
 
 def test_a_users_mistake_is_not_restarted_and_speaks_for_itself() -> None:
@@ -81,18 +91,18 @@ def test_a_stale_rank_ends_the_attempt() -> None:
 
 
 def test_user_faults_use_up_the_users_budget_and_killed_processes_do_not() -> None:
-    spent = Ledger(user_restarts=2)
-    assert ruled(1, ledger=spent, limit=3).kind == "restart"
-    given_up = ruled(1, ledger=spent, limit=2)
+    spent = History(user_restarts=2)
+    assert ruled(1, history=spent, limit=3).kind == "restart"
+    given_up = ruled(1, history=spent, limit=2)
     assert (given_up.kind, given_up.exit_code) == ("end", Exit.GAVE_UP)
-    assert ruled(-9, ledger=spent, limit=2).kind == "restart"
-    spent = Ledger(infrastructure_restarts=4)
-    assert ruled(-9, ledger=spent, infrastructureLimit=4).exit_code == Exit.GAVE_UP
+    assert ruled(-9, history=spent, limit=2).kind == "restart"
+    spent = History(infrastructure_restarts=4)
+    assert ruled(-9, history=spent, infrastructureLimit=4).exit_code == Exit.GAVE_UP
 
 
 def test_giving_up_names_class_rank_node_step_exit_and_log() -> None:
     cause = failure(exit_code=1, log="logs/rank-2.1.0.log")
-    verdict = decide(cause, step=41, ledger=Ledger(), spec=RestartSpec.parse({"limit": 0}))
+    verdict = decide(cause, step=41, history=History(), spec=RestartSpec.parse({"limit": 0}))
     for part in ("AppError", "rank 2", "node 1", "step 41", "exit code 1", "logs/rank-2.1.0.log",
                  "restart.limit 0", "ValueError: boom"):  # fmt: skip
         assert part in verdict.message
@@ -100,20 +110,49 @@ def test_giving_up_names_class_rank_node_step_exit_and_log() -> None:
 
 def test_restarts_without_a_new_step_end_the_job_but_progress_starts_the_count_anew() -> None:
     rounds = [event("fault", 5), event("restart"), event("fault", 5), event("restart")]
-    ledger = Ledger.of(rounds)
-    assert (ledger.restarts_without_progress, ledger.highest_step) == (2, 5)
-    assert ruled(-9, step=5, ledger=ledger, noProgressLimit=2).exit_code == Exit.GAVE_UP
-    assert ruled(-9, step=5, ledger=ledger, noProgressLimit=3).kind == "restart"
-    assert ruled(-9, step=6, ledger=ledger, noProgressLimit=2).kind == "restart"
-    moved = Ledger.of([*rounds, event("fault", 6), event("restart")])
+    history = history_of(rounds)
+    assert (history.restarts_without_progress, history.highest_step) == (2, 5)
+    assert ruled(-9, step=5, history=history, noProgressLimit=2).exit_code == Exit.GAVE_UP
+    assert ruled(-9, step=5, history=history, noProgressLimit=3).kind == "restart"
+    assert ruled(-9, step=6, history=history, noProgressLimit=2).kind == "restart"
+    moved = history_of([*rounds, event("fault", 6), event("restart")])
     assert moved.restarts_without_progress == 1
 
 
 def test_budgets_are_counted_from_the_events_of_all_attempts() -> None:
     events = [event("restart", fault="AppError"), event("restart", fault="Hang"), event("started"),
               event("restart", fault="Unknown")]  # fmt: skip
-    ledger = Ledger.of(events)
-    assert (ledger.user_restarts, ledger.infrastructure_restarts) == (1, 2)
+    history = history_of(events)
+    assert (history.user_restarts, history.infrastructure_restarts) == (1, 2)
+
+
+def test_restarts_of_earlier_attempts_are_the_start_of_the_count() -> None:
+    before = History(
+        user_restarts=2, infrastructure_restarts=5, restarts_without_progress=1, highest_step=30
+    )
+    again = [event("fault", 30), event("restart", fault="AppError")]
+    assert history_of(again, before) == History(
+        user_restarts=3, infrastructure_restarts=5, restarts_without_progress=2, highest_step=30
+    )
+    assert history_of([], before) == before
+
+
+def test_a_verdict_counts_restarts_in_place_and_leaves_others_to_whoever_does_them() -> None:
+    assert ruled(1).history == History(user_restarts=1, restarts_without_progress=1, highest_step=5)
+    rules = [{"when": {"class": ["AppError"]}, "do": "ReplacePod"}]
+    assert ruled(1, rules=rules).history == History()
+    assert ruled(1, limit=0).history == History()
+
+
+def test_a_class_that_returns_without_a_step_asks_for_a_new_attempt() -> None:
+    rounds = [event("fault", 5), event("restart", fault="Unknown", action="RestartInPlace")]
+    previous = last_action(rounds, FaultClass.UNKNOWN, step=5)
+    assert previous is RestartAction.RESTART_IN_PLACE
+    verdict = ruled(-9, previous=previous)
+    assert (verdict.kind, verdict.action) == ("new_attempt", RestartAction.REPLACE_POD)
+    assert last_action(rounds, FaultClass.UNKNOWN, step=6) is None
+    assert last_action(rounds, FaultClass.HANG, step=5) is None
+    assert last_action([], FaultClass.HANG, step=5) is None
 
 
 def test_the_first_rule_that_matches_overrides_the_default() -> None:

@@ -10,12 +10,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from omni_contract.errors import OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
+from omni_contract.records import History
+from omni_trainer.supervisor.ending import AttemptEnd
 from omni_trainer.supervisor.nursery import Nursery
-from omni_trainer.supervisor.reaper import adopt_orphans, end_descendants
+from omni_trainer.supervisor.reaper import adopt_orphans, die_with_parent, end_descendants
+
+if TYPE_CHECKING:
+    from omni_trainer.supervisor.agent import NodeAgent
+    from omni_trainer.supervisor.rendezvous import PlanRendezvous
 
 _RANK_MODULE = "omni_trainer.main"
 _PRELOAD = "omni_trainer.preload:on_cpu"
@@ -24,6 +33,8 @@ _PRELOAD = "omni_trainer.preload:on_cpu"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks of one node to the end of the job or of the attempt."""
     args = _parser().parse_args(argv)
+    if args.die_with_parent:
+        die_with_parent(os.getppid())
     adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
@@ -84,6 +95,7 @@ def _supervise(args: argparse.Namespace) -> int:
 
     agent: NodeAgent | None = None
     meeting: PlanRendezvous | None = None
+    code, message = Exit.ERROR, ""
     try:
         meeting = PlanRendezvous(
             address=Address.parse(args.rendezvous),
@@ -92,6 +104,7 @@ def _supervise(args: argparse.Namespace) -> int:
             attempt=args.attempt,
             decide=lambda generation, reports: agent.judge(generation, reports),  # type: ignore[union-attr]
             join_timeout_s=min(plan.spec.restart.start_after_seconds, 900),
+            data_address=args.data_address,
         )
         node = Node(
             plan=plan,
@@ -103,33 +116,68 @@ def _supervise(args: argparse.Namespace) -> int:
             trace_steps=args.trace_steps,
             rank_module=args.rank_module,
             device_env=env,
+            save_grace_s=args.save_grace,
+            history=args.history,
+            peers_file=args.peers_file,
         )
         agent = NodeAgent(node, rendezvous=meeting, nursery=nursery)
         agent.run()
-        return Exit.OK
+        code = Exit.OK
     except RunEndedError as exc:
+        code, message = Exit(exc.verdict.exit_code), str(exc)
         print(exc, file=sys.stderr)
-        return exc.verdict.exit_code
     except ContactLostError as exc:
-        print(f"this attempt is over: {exc}", file=sys.stderr)
-        return Exit.PEER_LOST
+        code, message = Exit.PEER_LOST, f"this attempt is over: {exc}"
+        print(message, file=sys.stderr)
     except (SignalException, KeyboardInterrupt):
+        code, message = Exit.INTERRUPTED, f"the supervisor of node {args.node} was told to end"
         if meeting is not None:
-            meeting.declare_over(f"the supervisor of node {args.node} was told to end")
-        return Exit.INTERRUPTED
+            meeting.declare_over(message)
+    except OmniError as exc:
+        code, message = Exit.USER, str(exc)
+        raise
     except BaseException:
+        message = f"the supervisor of node {args.node} ended by an error of its own"
         if meeting is not None:
-            meeting.declare_over(f"the supervisor of node {args.node} ended by an error of its own")
+            meeting.declare_over(message)
         raise
     finally:
+        if args.end_file is not None:
+            _end(code, message, args.history, agent, meeting).save(args.end_file)
         nursery.close()
         if meeting is not None:
             meeting.shutdown()
+    return code
+
+
+def _end(
+    code: Exit,
+    message: str,
+    initial: History | None,
+    agent: "NodeAgent | None",
+    meeting: "PlanRendezvous | None",
+) -> AttemptEnd:
+    verdict = None if meeting is None else meeting.verdict
+    return AttemptEnd(
+        exit_code=code,
+        generation=0 if meeting is None else meeting.generation or 0,
+        step=0 if agent is None else agent.highest_step,
+        message=message,
+        verdict=verdict,
+        history=(initial or History()) if verdict is None else verdict.history,
+    )
 
 
 def _interrupt(number: int, _frame: object) -> None:
     """Until torch's agent sets its own handlers."""
     raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _history(text: str) -> History:
+    try:
+        return History.model_validate_json(text)
+    except ValidationError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no history of restarts as JSON") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,6 +191,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, required=True, help="folder for logs, metrics and events")
     add("--trace-steps", default="", help="comma-separated steps whose timeline is written")
     add("--rank-module", default=_RANK_MODULE, help="main program of a rank")
+    add("--save-grace", type=float, default=6, metavar="SECONDS",
+        help="time for a last checkpoint after SIGTERM (default %(default)s)")  # fmt: skip
+    add("--history", type=_history, metavar="JSON",
+        help="restarts before this attempt, from an operator that can replace pods; left out: "
+        "those in the run folder")  # fmt: skip
+    add("--data-address", default="", metavar="HOST:PORT",
+        help="where the node's data service is reached by those of the others")  # fmt: skip
+    add("--peers-file", type=Path, help="written with all data addresses once all nodes have met")
+    add("--end-file", type=Path, help="written with how it ended")
+    add("--die-with-parent", action="store_true", help="end when the parent process ends")
     return parser
 
 

@@ -27,7 +27,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from omni_contract import names
 from omni_contract.plan import JobPlan
-from omni_contract.records import StepRecord
+from omni_contract.records import History, StepRecord
+from omni_contract.shared_files import DataPeers
 from omni_trainer.events import read_events, record_event, unrecovered_since
 from omni_trainer.supervisor.hang import HangWatch
 from omni_trainer.supervisor.nursery import Nursery
@@ -35,12 +36,18 @@ from omni_trainer.supervisor.rank_processes import RankProcesses, RunLogs, rank_
 from omni_trainer.supervisor.reaper import end_descendants
 from omni_trainer.supervisor.rendezvous import PlanRendezvous
 from omni_trainer.supervisor.tail import Tail
-from omni_trainer.supervisor.verdict import Failure, Ledger, Report, Verdict, decide, find_cause
+from omni_trainer.supervisor.verdict import (
+    Failure,
+    Report,
+    Verdict,
+    decide,
+    find_cause,
+    history_of,
+    last_action,
+)
 
 _CASCADE_GRACE_S = 1.5
 """How long ranks may take to end by themselves where only lost peers are known so far."""
-_SAVE_GRACE_S = 6
-"""How long ranks may take after SIGTERM."""
 _TAIL_LINES = 12
 
 
@@ -61,6 +68,13 @@ class Node:
     """Main program of a rank."""
     device_env: dict[str, str]
     """What the device asks of the ranks' environment."""
+    save_grace_s: float
+    """How long ranks may take after SIGTERM, for a last checkpoint."""
+    history: History | None = None
+    """Restarts before this attempt, where somebody above replaces pods. None: those of the run
+    folder, and nobody above knows a dearer cure than a restart in place."""
+    peers_file: Path | None = None
+    """Where the node's data service reads the addresses of all; None: it knows them."""
     monitor_interval_s: float = 0.1
 
     @property
@@ -82,7 +96,7 @@ class NodeAgent(LocalElasticAgent):
             max_restarts=1_000_000_000,  # the verdict says when it is enough
             monitor_interval=node.monitor_interval_s,
         )
-        super().__init__(spec, self._logs, shutdown_timeout=_SAVE_GRACE_S)
+        super().__init__(spec, self._logs)
         self._node = node
         self._meeting = rendezvous
         self._nursery = nursery
@@ -92,13 +106,29 @@ class NodeAgent(LocalElasticAgent):
         self._failures: dict[int, Failure] = {}
         self._oom_kills = 0
         self._recovery: _Recovery | None = None
+        self._highest_step = 0
+
+    @property
+    def highest_step(self) -> int:
+        """Most steps finished by one of this node's ranks in this attempt."""
+        newest = 0 if self._watch is None else self._watch.highest_step
+        return max(self._highest_step, newest)
 
     def judge(self, generation: int, reports: Sequence[Report]) -> Verdict:
         """Node 0: what follows the generation; written to the run's events."""
         step = max(report.step for report in reports)
         cause = find_cause([failure for report in reports for failure in report.failures])
-        ledger = Ledger.of(read_events(self._node.run_dir))
-        verdict = decide(cause, step=step, ledger=ledger, spec=self._node.plan.spec.restart)
+        events, previous = read_events(self._node.run_dir), None
+        if self._node.history is not None:  # what came before this attempt is counted in it
+            events = [event for event in events if event.attempt == self._node.attempt]
+            previous = last_action(events, cause.fault, step=step)
+        verdict = decide(
+            cause,
+            step=step,
+            history=history_of(events, self._node.history),
+            spec=self._node.plan.spec.restart,
+            previous=previous,
+        )
         about = {
             "attempt": self._node.attempt,
             "generation": generation,
@@ -142,6 +172,10 @@ class NodeAgent(LocalElasticAgent):
         self._failures = {}
         self._hung = {}
         self._oom_kills = _count_oom_kills()
+        self._highest_step = self.highest_step
+        if generation == 0 and self._node.peers_file is not None:
+            addresses = tuple(self._meeting.data_addresses())
+            DataPeers(attempt=self._node.attempt, addresses=addresses).save(self._node.peers_file)
         if self._node.node == 0:
             if generation == 0:
                 self._record("started", generation=0, message=self._greeting())
@@ -270,12 +304,30 @@ class NodeAgent(LocalElasticAgent):
         )
 
     def _shutdown(
-        self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = _SAVE_GRACE_S
+        self, death_sig: signal.Signals = signal.SIGKILL, timeout: int | None = None
     ) -> None:
         """torch's loop passes a signal only where it got one itself: then ranks may still save."""
-        if self._processes is not None:
-            gentle = death_sig is not signal.SIGKILL
-            self._processes.close(signal.SIGTERM if gentle else signal.SIGKILL, timeout)
+        if self._processes is None:
+            return
+        if death_sig is not signal.SIGKILL:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)  # once is enough
+            self._let_save(self._processes)
+        self._processes.close(signal.SIGKILL, timeout=10)
+
+    def _let_save(self, processes: RankProcesses) -> None:
+        """Tell the ranks to end and wait for it.
+
+        They tell those of all other nodes before the next step; all save at the same step.
+        """
+        processes.tell_to_end()
+        deadline = time.monotonic() + self._node.save_grace_s
+        while None in processes.exit_codes().values() and time.monotonic() < deadline:
+            if self._meeting.is_closed():  # a peer is gone, or has saved and left
+                deadline = min(deadline, time.monotonic() + _CASCADE_GRACE_S)
+            if self._watch is not None and self._watch.look():
+                break
+            time.sleep(0.03)
 
     def _exit_barrier(self) -> None:
         """Nothing to wait for: success was already agreed by all nodes."""

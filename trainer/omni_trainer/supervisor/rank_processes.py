@@ -108,14 +108,15 @@ class RankProcesses(PContext):
             return None
         return RunProcsResult(return_values=dict.fromkeys(self._pids))
 
+    def tell_to_end(self) -> None:
+        """SIGTERM to every rank that runs."""
+        for local_rank, code in self.exit_codes().items():
+            if code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pids[local_rank], signal.SIGTERM)
+
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """Signal the ranks; kill with all they started those that are left after `timeout`."""
-        if death_sig is not signal.SIGKILL:
-            for local_rank, code in self.exit_codes().items():
-                if code is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(self._pids[local_rank], death_sig)
-            self._wait(timeout)
+        """Kill the ranks with all they started, whatever the signal; `timeout` bounds the wait."""
         for local_rank, code in self.exit_codes().items():
             pid = self._pids[local_rank]
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -31,7 +31,10 @@ from omni_trainer.supervisor.verdict import Report, Verdict
 _STORE_TIMEOUT = timedelta(seconds=20)
 _BEAT_S = 0.15
 _POLL_S = 0.02
+_REACH_S = 0.1
 _GOODBYE_S = 5.0
+_GONE_S = 1.0
+"""A supervisor that leaves beats up to its goodbye; one silent for so long then is dead."""
 
 
 class ContactLostError(Exception):
@@ -65,6 +68,9 @@ class Address:
             raise OmniError(f"--rendezvous {text!r}: expected HOST:PORT, such as 127.0.0.1:29400")
         return cls(host=host, port=int(port))
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
@@ -83,10 +89,16 @@ class PlanRendezvous(RendezvousHandler):
         attempt: int,
         decide: Decide,
         join_timeout_s: float,
+        data_address: str = "",
         lost_after_s: float = 15,
     ) -> None:
-        """Connect. Raises OmniError (the port is taken) or ContactLostError (no one answers)."""
+        """Connect. Raises OmniError (the port is taken) or ContactLostError (no one answers).
+
+        `data_address`: HOST:PORT of the node's data service, for those of the other nodes.
+        """
         self.generation: int | None = None
+        self.verdict: Verdict | None = None
+        """The newest one on a generation that ended; None: none has."""
         self._address = address
         self._node = node
         self._num_nodes = num_nodes
@@ -98,8 +110,10 @@ class PlanRendezvous(RendezvousHandler):
         self._server = serve_store(address, what="--rendezvous") if node == 0 else None
         self._store = self._connect(join_timeout_s)
         # The pair is the fence: a supervisor of another attempt talks to itself.
-        if node == 0:
-            self._store.set("generation", "-1")
+        with self._translated():
+            if node == 0:
+                self._store.set("generation", "-1")
+            self._store.set(f"data/{node}", data_address)
         self._contact = _Contact(
             self._connect(join_timeout_s), node=node, num_nodes=num_nodes, lost_after_s=lost_after_s
         )
@@ -184,6 +198,7 @@ class PlanRendezvous(RendezvousHandler):
             self._await([f"{target}/verdict"], timeout_s=limit_s)
             raw = self._store.get(f"{target}/verdict")
             verdict = Verdict.model_validate_json(raw)
+            self.verdict = None if before is None else verdict
             if verdict.kind != "restart":
                 raise RunEndedError(verdict)
             port = int(self._store.get(f"{target}/port"))
@@ -195,6 +210,11 @@ class PlanRendezvous(RendezvousHandler):
             RendezvousStoreInfo(master_addr=self._address.host, master_port=port),
         )
 
+    def data_addresses(self) -> list[str]:
+        """Where the data services of all nodes are, in node order; once all nodes have met."""
+        with self._translated():
+            return [raw.decode() for raw in self._store.multi_get(self._of_all_nodes("data"))]
+
     def declare_over(self, why: str) -> None:
         """Tell every supervisor that this attempt cannot go on."""
         with contextlib.suppress(DistError):
@@ -205,13 +225,31 @@ class PlanRendezvous(RendezvousHandler):
         self._contact.stop()
         with contextlib.suppress(DistError):
             self._store.set(f"goodbye/{self._node}", "1")
-            if self._node == 0:
-                deadline = time.monotonic() + _GOODBYE_S
-                while not self._store.check(self._of_all_nodes("goodbye")):
-                    if time.monotonic() > deadline:
-                        return False
-                    time.sleep(_POLL_S)
+            return self._node != 0 or self._await_goodbyes()
         return True
+
+    def _await_goodbyes(self) -> bool:
+        """Wait for all who are still there: a node that died will never take its leave."""
+        deadline = time.monotonic() + _GOODBYE_S
+        heard = dict.fromkeys(range(self._num_nodes), (b"", time.monotonic()))
+        while not self._store.check(self._of_all_nodes("goodbye")):
+            now = time.monotonic()
+            for node, (count, _) in heard.items():
+                newest = self._newest(f"beat/{node}")
+                if newest != count:
+                    heard[node] = (newest, now)
+            are_there = [
+                node
+                for node, (_, at) in heard.items()
+                if now - at < _GONE_S and not self._store.check([f"goodbye/{node}"])
+            ]
+            if not are_there or now > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _newest(self, name: str) -> bytes:
+        return self._store.get(name) if self._store.check([name]) else b""
 
     def _open_generation(self, target: int) -> None:
         """Node 0: wait for all, judge, open a worker store."""
@@ -245,20 +283,31 @@ class PlanRendezvous(RendezvousHandler):
         return [f"{prefix}/{node}" for node in range(self._num_nodes)]
 
     def _connect(self, timeout_s: float) -> PrefixStore:
+        self._reach(timeout_s)
         try:
             store = TCPStore(
                 self._address.host,
                 self._address.port,
                 is_master=False,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=_STORE_TIMEOUT,
                 wait_for_workers=False,
             )
         except DistError as exc:
-            raise ContactLostError(
-                f"no store at {self._address.host}:{self._address.port}"
-            ) from exc
+            raise ContactLostError(f"no store at {self._address}") from exc
         store.set_timeout(_STORE_TIMEOUT)
         return PrefixStore(f"attempt-{self._attempt}", store)
+
+    def _reach(self, timeout_s: float) -> None:
+        """Wait until node 0 answers. torch would wait as well, but deaf to signals."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                socket.create_connection((self._address.host, self._address.port), 2).close()
+                return
+            except OSError as exc:  # not started yet, or its name is not known yet
+                if time.monotonic() > deadline:
+                    raise ContactLostError(f"no store at {self._address} ({exc})") from None
+            time.sleep(_REACH_S)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -278,7 +327,7 @@ def serve_store(address: Address, *, what: str) -> TCPStore:
     except OSError as exc:
         listener.close()
         raise OmniError(
-            f"{what} {address.host}:{address.port}: {os.strerror(exc.errno or 0)}; "
+            f"{what} {address}: {os.strerror(exc.errno or 0)}; "
             "take another port or end the program that holds it"
         ) from None
     listener.listen(4096)

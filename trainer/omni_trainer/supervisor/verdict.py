@@ -5,30 +5,15 @@ ranks that only lost a peer (Exit.PEER_LOST) are its cascade.
 """
 
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from omni_contract.names import Exit
-from omni_contract.records import RunEvent
+from omni_contract.records import History, RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction, RestartSpec
-
-DEFAULT_ACTIONS: Final[Mapping[FaultClass, RestartAction]] = MappingProxyType(
-    {
-        FaultClass.APP_ERROR: RestartAction.RESTART_IN_PLACE,
-        FaultClass.OOM: RestartAction.RESTART_IN_PLACE,
-        FaultClass.HANG: RestartAction.RESTART_IN_PLACE,
-        FaultClass.DATA_SERVICE: RestartAction.RESTART_IN_PLACE,
-        FaultClass.UNKNOWN: RestartAction.RESTART_IN_PLACE,
-        FaultClass.RENDEZVOUS: RestartAction.RESTART_JOB,
-        FaultClass.NODE_LOST: RestartAction.RESTART_JOB,
-        FaultClass.START_ERROR: RestartAction.FAIL_JOB,
-    }
-)
-"""What is done about the classes that a supervisor or the launcher can tell apart."""
+from omni_planner.restart import count_restart, decide_restart
 
 
 class Failure(BaseModel):
@@ -105,38 +90,31 @@ class Verdict(BaseModel):
     action: RestartAction | None = None
     cause: Failure | None = None
     step: int = 0
+    history: History = History()
+    """The restarts so far, with this one counted if it is one in place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """What the run's events say about the restarts that were spent."""
+def history_of(events: Sequence[RunEvent], initial: History | None = None) -> History:
+    """The restarts in the events of a run, added to those before it."""
+    history = initial or History()
+    step = 0
+    for event in events:
+        if event.kind == "fault":
+            step = event.step or 0
+        elif event.kind == "restart":
+            history = count_restart(history, event.fault or FaultClass.UNKNOWN, step=step)
+    return history
 
-    user_restarts: int = 0
-    infrastructure_restarts: int = 0
-    restarts_without_progress: int = 0
-    """In a row, up to now."""
-    highest_step: int = 0
 
-    @classmethod
-    def of(cls, events: Sequence[RunEvent]) -> "Ledger":
-        """Fold the events of all attempts."""
-        user = infrastructure = fruitless = highest = 0
-        for event in events:
-            if event.kind == "fault" and (event.step or 0) > highest:
-                highest = event.step or 0
-                fruitless = 0
-            elif event.kind == "restart":
-                fruitless += 1
-                if event.fault is FaultClass.APP_ERROR:
-                    user += 1
-                else:
-                    infrastructure += 1
-        return cls(
-            user_restarts=user,
-            infrastructure_restarts=infrastructure,
-            restarts_without_progress=fruitless,
-            highest_step=highest,
-        )
+def last_action(
+    events: Sequence[RunEvent], fault: FaultClass, *, step: int
+) -> RestartAction | None:
+    """What was done when the same class struck last; None where a step was made since."""
+    restart = next((e for e in reversed(events) if e.kind == "restart"), None)
+    if restart is None or restart.fault is not fault:
+        return None
+    highest = max(e.step or 0 for e in events if e.kind == "fault")
+    return None if step > highest else restart.action
 
 
 def find_cause(failures: Sequence[Failure]) -> Failure:
@@ -150,54 +128,56 @@ def find_cause(failures: Sequence[Failure]) -> Failure:
 
 
 def decide(
-    cause: Failure, *, step: int, ledger: Ledger, spec: RestartSpec, fault: FaultClass | None = None
+    cause: Failure,
+    *,
+    step: int,
+    history: History,
+    spec: RestartSpec,
+    previous: RestartAction | None = None,
+    fault: FaultClass | None = None,
 ) -> Verdict:
     """What follows a failure at `step`, by the policy of the job.
 
-    `fault` overrides the class that the failure itself would have.
+    `previous` as in `decide_restart`. `fault` overrides the class that the failure itself would
+    have.
     """
     fault = fault or cause.fault
     sentence = cause.describe(step)
-    found = {"fault": fault, "cause": cause, "step": step}
 
-    def end(exit_code: Exit, message: str) -> Verdict:
-        return Verdict.model_validate(
-            found | {"kind": "end", "exit_code": exit_code, "message": message}
-            | {"action": RestartAction.FAIL_JOB}
-        )  # fmt: skip
+    def verdict(
+        kind: Literal["restart", "new_attempt", "end"],
+        exit_code: Exit,
+        message: str,
+        *,
+        action: RestartAction = RestartAction.FAIL_JOB,
+        counted: History = history,
+    ) -> Verdict:
+        return Verdict(
+            kind=kind,
+            exit_code=exit_code,
+            message=message,
+            fault=fault,
+            action=action,
+            cause=cause,
+            step=step,
+            history=counted,
+        )
 
     if cause.exit_code == Exit.STALE and cause.hang is None:
-        return end(Exit.STALE, f"another attempt holds this run, so this one ended: {sentence}")
-    rule = next((rule for rule in spec.rules if fault in rule.when.class_), None)
-    action = rule.do if rule is not None else DEFAULT_ACTIONS[fault]
-    if action is RestartAction.FAIL_JOB:
-        if fault is FaultClass.START_ERROR and cause.message.strip():
-            return end(Exit.USER, cause.message.strip())
-        if fault is FaultClass.START_ERROR:
-            return end(Exit.USER, sentence)
-        return end(Exit.GAVE_UP, f"restart.rules says FailJob for {fault}: {sentence}")
-    is_user_fault = fault is FaultClass.APP_ERROR
-    spent, limit, field = (
-        (ledger.user_restarts, spec.limit, "restart.limit")
-        if is_user_fault
-        else (ledger.infrastructure_restarts, spec.infrastructure_limit, "infrastructureLimit")
+        message = f"another attempt holds this run, so this one ended: {sentence}"
+        return verdict("end", Exit.STALE, message)
+    decision = decide_restart(
+        fault, step=step, history=history, spec=spec, where="in_pod", previous=previous
     )
-    if spent >= limit:
-        return end(
-            Exit.GAVE_UP, f"gave up: {spent} restarts used up {field} {limit}; cause: {sentence}"
-        )
-    fruitless = 0 if step > ledger.highest_step else ledger.restarts_without_progress
-    if fruitless >= spec.no_progress_limit:
-        return end(
-            Exit.GAVE_UP,
-            f"gave up: {fruitless} restarts in a row reached no new step "
-            f"(restart.noProgressLimit {spec.no_progress_limit}); cause: {sentence}",
-        )
-    kind = "restart" if action is RestartAction.RESTART_IN_PLACE else "new_attempt"
-    return Verdict.model_validate(
-        found
-        | {"kind": kind, "exit_code": Exit.PEER_LOST, "message": sentence, "action": action}
-    )  # fmt: skip
+    action = decision.action
+    if action is RestartAction.RESTART_IN_PLACE:
+        counted = decision.history
+        return verdict("restart", Exit.PEER_LOST, sentence, action=action, counted=counted)
+    if action is not RestartAction.FAIL_JOB:
+        return verdict("new_attempt", Exit.PEER_LOST, sentence, action=action)
+    if fault is FaultClass.START_ERROR and decision.reason in ("NotRestartable", "Rule"):
+        return verdict("end", Exit.USER, cause.message.strip() or sentence)
+    return verdict("end", Exit.GAVE_UP, f"{decision.message}; cause: {sentence}")
 
 
 def _ending(failure: Failure) -> str:
