@@ -26,6 +26,13 @@ class ApiUnavailable(ApiError):
     """No answer, or one that may change by itself, also after retries. Whether a write was done is
     not known."""
 
+    def __init__(
+        self, *, reason: str, message: str, code: int | None = None, retry_after_s: float = 0
+    ) -> None:
+        super().__init__(reason=reason, message=message, code=code)
+        self.retry_after_s = retry_after_s
+        """How long the API server asks to be left alone."""
+
 
 class NotFound(ApiError):
     """There is no such object."""
@@ -89,3 +96,7 @@ class Api(Protocol):
     ) -> Raw:
         """Merge into an object's status; a field that is None is taken out, lists are replaced.
         Raises NotFound, and Conflict where the object changed since `resource_version`."""
+
+    async def replace(self, kind: Kind, body: Raw) -> Raw:
+        """PUT one object in place of the version that `body` holds. Raises NotFound, and Conflict
+        where there is a newer one."""

@@ -230,16 +230,19 @@ class FakeCluster(Api):
         self._refuse("patch_status", kind, name)
         at = _at(kind, namespace, name)
         old = self._found(at)
-        if old["metadata"]["resourceVersion"] != resource_version:
-            message = (
-                f'Operation cannot be fulfilled on {kind.plural} "{name}": the object has been '
-                "modified; please apply your changes to the latest version and try again"
-            )
-            raise Conflict(reason="Conflict", message=message, code=409)
+        _check_version(old, resource_version)
         changed = copy.deepcopy(old)
         _merge(changed, {"status": status})
         stored = self._store(at, changed) if changed != old else old
         return self._written("patch_status", kind, stored)
+
+    async def replace(self, kind: Kind, body: Raw) -> Raw:
+        await self._begin()
+        meta = body["metadata"]
+        self._refuse("update", kind, meta["name"])
+        at = _at(kind, meta.get("namespace"), meta["name"])
+        _check_version(self._found(at), meta["resourceVersion"])
+        return self._written("update", kind, self._store(at, copy.deepcopy(dict(body))))
 
     # Inside.
 
@@ -363,6 +366,15 @@ def _at(kind: Kind, namespace: str | None, name: str) -> tuple[str, str, str]:
 
 def _time(now_s: float) -> str:
     return datetime.datetime.fromtimestamp(now_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _check_version(old: Raw, version: str) -> None:
+    if old["metadata"]["resourceVersion"] != version:
+        message = (
+            f'Operation cannot be fulfilled on "{old["metadata"]["name"]}": the object has been '
+            "modified; please apply your changes to the latest version and try again"
+        )
+        raise Conflict(reason="Conflict", message=message, code=409)
 
 
 def _selects(selector: str | None, labels: Mapping[str, str]) -> bool:
