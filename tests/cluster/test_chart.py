@@ -1,0 +1,215 @@
+"""The Helm chart: what it refuses, what a real API server says to it, which rights it gives."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from omni_contract.names import API_VERSION, PLURAL
+from omni_contract.records import History
+from omni_operator.kinds import LEASE, POD, kind_of
+from omni_operator.observe import read_job
+from omni_operator.render import Object
+from omni_operator.render_objects import render_objects, render_placement
+from omni_operator.render_pod import render_pod
+from omni_operator.settings import Settings
+from tests.cluster.api import Api, ApiError, wait_for
+from tests.cluster.chart import (
+    CHART,
+    Installed,
+    helm,
+    install_chart,
+    render_chart,
+    uninstall_chart,
+)
+from tests.cluster.cluster import Cluster
+from tests.contract.jobs import DEMO
+from tests.operator.rendering import place_on, plan_of, with_template
+
+EVERYTHING: Final[dict[str, Any]] = {
+    "image": {"repository": "registry.example/operator", "tag": "1"},
+    "jobImage": {"repository": "registry.example/trainer", "pullPolicy": "Always"},
+    "pullSecrets": ["a"],
+    "replicas": 3,
+    "watchNamespace": "default",
+    "kueue": {"enabled": True},
+    "priorityClass": {"value": 100},
+    "serviceAccount": {"annotations": {"note": "x"}},
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+    "tolerations": [{"key": "control", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "podAnnotations": {"note": "x"},
+    "podLabels": {"team": "platform"},
+}
+VARIANTS: Final = {
+    "as it is": {},
+    "everything": EVERYTHING,
+    "bare": {"replicas": 1, "priorityClass": {"create": False}, "userRoles": False},
+}
+
+
+def of_kind(objects: list[Object], kind: str) -> list[Object]:
+    return [body for body in objects if body["kind"] == kind]
+
+
+@pytest.fixture
+def installed(
+    cluster: Cluster, namespace: str, request: pytest.FixtureRequest
+) -> Iterator[Installed]:
+    """A release that may write in this namespace, or everywhere where `request.param` says so."""
+    everywhere = getattr(request, "param", "one") == "everywhere"
+    values = {} if everywhere else {"watchNamespace": namespace}
+    release = install_chart(cluster, namespace, values)
+    yield release
+    uninstall_chart(cluster, release)
+
+
+@pytest.fixture
+def operator(installed: Installed) -> Iterator[Api]:
+    """Requests with the rights of the chart's service account."""
+    api = Api(installed.kubeconfig)
+    wait_for(lambda: may_list_pods(api), "the role bindings to hold")
+    yield api
+    api.close()
+
+
+def may_list_pods(api: Api) -> bool:
+    try:
+        api.list("/api/v1/pods", limit="1")
+    except ApiError as exc:
+        if exc.status != 403:
+            raise
+        return False
+    return True
+
+
+def test_helm_finds_no_fault() -> None:
+    helm("lint", "--strict", "--quiet", str(CHART))
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_api_server_takes_every_object(
+    cluster: Cluster, namespace: str, values: dict[str, Any]
+) -> None:
+    """Strictly: an unknown field is an error."""
+    text = yaml.safe_dump_all(render_chart(namespace=namespace, values=values, with_crds=True))
+    cluster.kubectl(
+        "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
+    )
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_operators_pod_passes_restricted(
+    cluster: Cluster, namespace: str, values: dict[str, Any]
+) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+    objects = render_chart(namespace=namespace, values=values)
+    (account,) = of_kind(objects, "ServiceAccount")
+    cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+    (deployment,) = of_kind(objects, "Deployment")
+    template = deployment["spec"]["template"]
+    template["metadata"]["name"] = "operator"
+    cluster.api.create(POD.path(namespace), {"apiVersion": "v1", "kind": "Pod", **template})
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": "two"}, "replicas"),
+        ({"watchNamspace": "team"}, "watchNamspace"),
+        ({"watchNamespace": "No Name"}, "watchNamespace"),
+        ({"kueue": {"enabled": "yes"}}, "kueue/enabled"),
+        ({"jobImage": {"repository": ""}}, "jobImage/repository"),
+        ({"jobImage": {"pullPolicy": "Sometimes"}}, "jobImage/pullPolicy"),
+        ({"priorityClass": {"value": 2_000_000_000}}, "priorityClass/value"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(RuntimeError, match=field):
+        render_chart(namespace="omni-system", values=values)
+
+
+def test_two_releases_stand_side_by_side() -> None:
+    """Names outside the namespaces must differ."""
+    names = [
+        {
+            (body["kind"], body["metadata"]["name"])
+            for body in render_chart(namespace=namespace)
+            if body["metadata"].get("namespace") is None
+        }
+        for namespace in ("one", "two")
+    ]
+    assert names[0] and not names[0] & names[1]
+
+
+@pytest.mark.parametrize("installed", ["one", "everywhere"], indirect=True)
+def test_the_rights_suffice_for_the_objects_of_a_job(
+    cluster: Cluster, namespace: str, operator: Api
+) -> None:
+    """Server-side apply of roles it must hold itself, pods, ConfigMaps, the progress Lease."""
+    raw = with_template({})
+    jobs = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    job, plan = read_job(cluster.api.create(jobs, raw)), plan_of(raw)
+    objects, placement = render_objects(job, plan), place_on(job, plan)
+    for body in objects.applied:
+        operator.patch(kind_of(body).path(namespace, body["metadata"]["name"]), body, kind="apply")
+    settings = Settings(image="registry.example/omni:1")
+    pods = [render_pod(job, plan, placement, i, settings, History()) for i in range(2)]
+    for body in (*objects.created, render_placement(job, placement), *pods):
+        operator.create(kind_of(body).path(namespace), body)
+    operator.get(LEASE.path(namespace, objects.lease["metadata"]["name"]))
+    operator.patch(f"{jobs}/{job.key.name}/status", {"status": {"attempt": 1}})
+    operator.delete(POD.path(namespace, pods[0]["metadata"]["name"]))
+    operator.delete(f"{jobs}/{job.key.name}")
+
+
+def test_an_operator_of_one_namespace_writes_in_no_other(operator: Api) -> None:
+    for path in (POD.path("default"), "/api/v1/namespaces/default/configmaps"):
+        with pytest.raises(ApiError) as refused:
+            operator.create(path, {"metadata": {"name": "x"}})
+        assert refused.value.status == 403
+
+
+def test_the_operator_reads_no_secrets_and_lists_no_config_maps(
+    operator: Api, namespace: str
+) -> None:
+    for path in (
+        "secrets",
+        f"namespaces/{namespace}/secrets/x",
+        f"namespaces/{namespace}/configmaps",
+    ):
+        with pytest.raises(ApiError) as refused:
+            operator.get(f"/api/v1/{path}")
+        assert refused.value.status == 403
+
+
+@pytest.mark.parametrize(("role", "may_create"), [("view", False), ("edit", True), ("admin", True)])
+def test_who_may_edit_a_namespace_may_create_jobs_in_it(
+    cluster: Cluster, namespace: str, installed: Installed, role: str, may_create: bool
+) -> None:
+    account = {"metadata": {"name": role}}
+    cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+    cluster.kubectl(
+        "create", "rolebinding", role, f"--clusterrole={role}", f"--namespace={namespace}",
+        f"--serviceaccount={namespace}:{role}",
+    )  # fmt: skip
+    user = Api(cluster.kubeconfig_for(namespace, role))
+    jobs = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+
+    def status(method: str) -> int:
+        try:
+            user.request(method, jobs, DEMO if method == "POST" else None)
+        except ApiError as exc:
+            return exc.status
+        return 200
+
+    try:
+        # The controller gathers aggregated rights some moments after the chart is installed.
+        wait_for(lambda: status("GET") == 200, f"{role} to list jobs")
+        wait_for(lambda: (status("POST") != 403) is may_create, f"{role} to create jobs")
+        assert (status("POST") == 403) is not may_create
+    finally:
+        user.close()
