@@ -176,13 +176,10 @@ def test_an_operator_of_one_namespace_writes_in_no_other(operator: Api) -> None:
 def test_the_operator_reads_no_secrets_and_lists_no_config_maps(
     operator: Api, namespace: str
 ) -> None:
-    for path in (
-        "secrets",
-        f"namespaces/{namespace}/secrets/x",
-        f"namespaces/{namespace}/configmaps",
-    ):
+    mine = f"/api/v1/namespaces/{namespace}"
+    for path in ("/api/v1/secrets", f"{mine}/secrets/x", f"{mine}/configmaps"):
         with pytest.raises(ApiError) as refused:
-            operator.get(f"/api/v1/{path}")
+            operator.get(path)
         assert refused.value.status == 403
 
 
