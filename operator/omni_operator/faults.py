@@ -98,6 +98,14 @@ def find_cause(faults: Sequence[PodFault]) -> PodFault:
     return min(faults, key=place)
 
 
+def describe(fault: PodFault) -> str:
+    """A fault in a sentence, with its place."""
+    if not fault.pod:
+        return fault.message
+    where = f" on node {fault.node}" if fault.node else ""
+    return f"pod {fault.pod}{where}: {fault.message}"
+
+
 def gave_up(fault: PodFault) -> bool:
     """Whether the supervisors ended the job by its restart policy: their word is final."""
     return fault.exit_code == Exit.GAVE_UP
@@ -177,7 +185,7 @@ class _Look:
             index=index,
             node=placed.node,
             time_s=min(found.time_s, self.observed.now_s),
-            message=f"pod {placed.name} on node {placed.node}: {found.message}",
+            message=found.message,
             exit_code=None if container is None else container.exit_code,
             end=None if container is None else read_end(container),
         )

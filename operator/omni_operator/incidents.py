@@ -7,6 +7,7 @@ from omni_contract.records import JobHeartbeat
 from omni_contract.spec import JobSpec
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import Incident, JobStatus, read_time, write_time
+from omni_operator.faults import describe
 from omni_operator.faults_node import is_node_lost
 from omni_operator.state import Observed, PodFault, PodState
 from omni_operator.status import clip, count
@@ -19,17 +20,13 @@ _STAGES: Final = ("terminate", "schedule", "start", "firstStep")
 
 
 def open_incident(
-    status: JobStatus,
-    cause: PodFault,
-    action: RestartAction,
-    *,
-    observed: Observed,
-    seen_s: float | None = None,
+    cause: PodFault, action: RestartAction, *, observed: Observed, seen_s: float | None = None
 ) -> Incident:
     """What has just been decided about a fault.
 
     `seen_s` is when what decided it was first seen, where that was before this look at the job.
     """
+    status = observed.job.status
     seen_s = observed.now_s if seen_s is None else seen_s
     end, tail = cause.end, ""
     if end is not None and end.tail:
@@ -42,12 +39,12 @@ def open_incident(
         generation=status.generation if end is None else end.generation,
         node=cause.index,
         rank=None if end is None else end.rank,
-        message=clip(cause.message + tail),
+        message=clip(describe(cause) + tail),
         seconds={
             "detect": _seconds(seen_s - cause.time_s),
             "decide": _seconds(observed.now_s - seen_s),
         },
-        pod=cause.pod,
+        pod=cause.pod or None,
         kubernetes_node=cause.node,
     )
 

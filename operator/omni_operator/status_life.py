@@ -120,10 +120,17 @@ def release_gang(status: JobStatus, observed: Observed) -> JobStatus:
     return _tell(status, observed, ("GangReady", True, "Released", said))
 
 
-def suspend(status: JobStatus, observed: Observed, *, num_left: int) -> JobStatus:
+def suspend(
+    status: JobStatus,
+    observed: Observed,
+    *,
+    num_left: int,
+    why: str = "spec.suspend is true",
+    way_out: str = "set it to false to resume",
+) -> JobStatus:
     """The job is being suspended, or is, once no pod is left. Suspended time does not count."""
     if num_left:
-        said = f"spec.suspend is true; {count(num_left, 'pod')} still save and end"
+        said = f"{why}; {count(num_left, 'pod')} still save and end"
         return _tell(status, observed, ("Suspended", False, "Suspending", said))
     status = status.model_copy(
         update={
@@ -132,7 +139,7 @@ def suspend(status: JobStatus, observed: Observed, *, num_left: int) -> JobStatu
             "placement": None,
         }
     )
-    said = "spec.suspend is true and all pods have ended; set it to false to resume"
+    said = f"{why} and all pods have ended; {way_out}"
     status = set_condition(status, "Suspended", True, "Suspended", said, observed=observed)
     return _stop(status, observed, "Suspended", said, "Placed", "GangReady")
 

@@ -13,7 +13,7 @@ from omni_contract.records import JobHeartbeat
 from omni_contract.spec import JobSpec
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import JobStatus, write_time
-from omni_operator.faults import is_alive, waiting
+from omni_operator.faults import describe, is_alive, waiting
 from omni_operator.faults_exit import describe_exit, with_words
 from omni_operator.faults_node import is_node_lost, lost_in_s
 from omni_operator.incidents import advance_incidents
@@ -181,9 +181,9 @@ def _concerns(
     yield from _node_concerns(placement, observed, spec)
     for fault in faults:
         if fault.index is None:
-            yield "SpareLost", f"a spare is of no use: {fault.message}"
+            yield "SpareLost", f"a spare is of no use: {describe(fault)}"
         elif fault.fault is FaultClass.NODE_TAINTED:
-            yield "NodeTainted", f"{fault.message}; the job leaves it once another node is free"
+            yield "NodeTainted", f"{describe(fault)}; the job leaves it once another node is free"
     if status.holds("Running") and (silent := _silent_since_s(status, observed)) is not None:
         yield "NoHeartbeat", f"no heartbeat since {write_time(silent)}"
     if status.num_nodes is not None and status.num_nodes < spec.resources.nodes:
