@@ -33,8 +33,8 @@ _SHM_DIR: Final = "/dev/shm"
 _USER_ID: Final = 65532
 """Any but root: pods write into their volumes only."""
 _TOKEN_S: Final = 3600
-_SOCKET_PROBES: Final = 600
-"""Seconds for the data service to open its socket, which it does before any work."""
+_SOCKET_PERIOD_S: Final = 5
+"""How often a kubelet looks for the socket of the data service."""
 
 _STAY_PUT: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -132,20 +132,21 @@ def node_selector(spec: JobSpec, queue: Mapping[str, str]) -> dict[str, str]:
 
 
 def _data(spec: JobSpec, settings: Settings, *, spare: bool) -> Object:
-    """The data service, a native sidecar: the trainer starts when its socket is there."""
+    """The data service, a native sidecar. It is ready, no more than that, once it has its socket:
+    were the trainer to start only then, the supervisor could not tell it whom to serve."""
     container = _container(spec, settings, DATA_CONTAINER, "omni_dataloader.pod") | {
         "restartPolicy": "Always",
         "ports": [{"name": "data", "containerPort": DATA_PORT}],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-        "startupProbe": {
+        "readinessProbe": {
             "exec": {"command": ["test", "-S", SIDECAR_SOCKET]},
-            "periodSeconds": 1,
-            "failureThreshold": _SOCKET_PROBES,
+            "periodSeconds": _SOCKET_PERIOD_S,
+            "failureThreshold": 1,
         },
     }
     container = merge_container(container, _override(spec, DATA_CONTAINER))
-    if spare:  # it opens no socket until it gets a rank, and its trainer must not wait for that
-        container.pop("startupProbe", None)
+    if spare:  # without a rank it has no socket, and is as ready as it will be
+        container.pop("readinessProbe", None)
     return container
 
 

@@ -51,7 +51,7 @@ RICH: Final = {
         {
             "name": "data",
             "env": [{"name": "A", "value": "b"}],
-            "startupProbe": {"periodSeconds": 2},
+            "readinessProbe": {"periodSeconds": 2},
         },
     ],
     "securityContext": {"runAsUser": None, "runAsGroup": None, "supplementalGroups": [7]},

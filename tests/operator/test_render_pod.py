@@ -66,10 +66,17 @@ def test_only_pods_that_may_hold_rank_0_have_a_token(index: int, has: bool) -> N
     assert ("token" in by_name(spec["volumes"])) is has
 
 
-def test_a_trainer_waits_for_its_data_service_and_a_spare_for_nothing() -> None:
-    assert data(rendered(DEMO, 1)["spec"])["startupProbe"]["exec"]["command"][-1] == SIDECAR_SOCKET
-    assert "startupProbe" not in data(rendered(DEMO, 2)["spec"])
-    assert data(rendered(DEMO, 1)["spec"])["restartPolicy"] == "Always"
+def test_a_data_service_is_ready_once_its_socket_is_there_and_holds_up_nobody() -> None:
+    container = data(rendered(DEMO, 1)["spec"])
+    assert container["restartPolicy"] == "Always"
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-S", SIDECAR_SOCKET]
+    assert "startupProbe" not in container
+
+
+def test_a_spare_is_ready_without_a_socket_whatever_the_user_says_of_the_probe() -> None:
+    template = {"containers": [{"name": "data", "readinessProbe": {"periodSeconds": 9}}]}
+    assert data(of(template))["readinessProbe"]["periodSeconds"] == 9
+    assert "readinessProbe" not in data(rendered(with_template(template), 2)["spec"])
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
