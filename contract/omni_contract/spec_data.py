@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt, model_validator
+from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, model_validator
 
 from omni_contract.base import SpecModel
 from omni_contract.quantity import Steps, Tokens
@@ -92,7 +92,7 @@ class MixtureStage(SpecModel):
     """Weights of the sources for one stretch of training."""
 
     weights: Annotated[
-        dict[SourceName, Annotated[float, Field(ge=0, le=10**6)]],
+        dict[SourceName, Annotated[StrictFloat, Field(ge=0, le=10**6)]],
         Field(min_length=1, max_length=256),
     ]
     """Share of each source by tokens; only ratios matter. A source left out has weight 0."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, StrictInt, model_validator
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt, model_validator
 
 from omni_contract.base import SpecModel, divisors
 from omni_contract.quantity import AutoTokens, SomeTokens, Tokens
@@ -112,7 +112,7 @@ class _EncoderSpec(SpecModel):
     weights drawn with `train.seed`."""
     train: Trained = "full"
     """What learns: everything, nothing, or only the projector into the language model."""
-    learning_rate_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    learning_rate_scale: Annotated[StrictFloat, Field(gt=0, le=1000)] = 1.0
     """Factor on `train.optimizer.learningRate` for this encoder; below 1 protects weights."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -249,23 +249,23 @@ class OptimizerSpec(SpecModel):
 
     name: Literal["adamw"] = "adamw"
     """Optimizer."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    learning_rate: Annotated[StrictFloat, Field(gt=0, le=10)] = 3e-4
     """Peak learning rate."""
-    min_learning_rate: Annotated[float, Field(ge=0, le=10)] = 0.0
+    min_learning_rate: Annotated[StrictFloat, Field(ge=0, le=10)] = 0.0
     """Where the decay ends."""
     warmup_tokens: Tokens = 0
     """Tokens over which the rate rises linearly from 0."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the fall from the peak to minLearningRate over the rest of `train.tokens`."""
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    weight_decay: Annotated[StrictFloat, Field(ge=0, le=10)] = 0.1
     """Decoupled weight decay; biases and norms are exempt."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[StrictFloat, Field(ge=0, lt=1)] = 0.9
     """Decay of the first moment."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    beta2: Annotated[StrictFloat, Field(ge=0, lt=1)] = 0.95
     """Decay of the second moment; 0.95 forgets a loss spike sooner than 0.999."""
-    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    epsilon: Annotated[StrictFloat, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment."""
-    clip_grad_norm: Annotated[float, Field(ge=0, le=10**6)] = 1.0
+    clip_grad_norm: Annotated[StrictFloat, Field(ge=0, le=10**6)] = 1.0
     """Bound of the gradient norm over LLM and encoders together; 0 turns clipping off."""
 
 

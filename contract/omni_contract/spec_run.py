@@ -3,13 +3,24 @@
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt, model_validator
 
 from omni_contract.base import Clash, SpecModel
 from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
 
 _SET_BY_OPERATOR: Final = ("command", "args", "restartPolicy", "image", "workingDir")
 """Fields of our two containers that a job may not set (the image is podTemplate.image)."""
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+PodPart = Annotated[dict[str, Any], AfterValidator(_without_nulls)]
+"""A part of a pod in Kubernetes' own form, where null means left out; some clients drop it on the
+way, and the plan must be the same."""
 
 
 class FaultClass(StrEnum):
@@ -89,16 +100,16 @@ class PodTemplateSpec(SpecModel):
         Field(max_length=64),
     ] = {}
     """Labels the nodes must have."""
-    tolerations: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
+    tolerations: Annotated[list[PodPart], Field(max_length=64)] = []
     """Taints the pods tolerate, as in a pod."""
-    volumes: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
+    volumes: Annotated[list[PodPart], Field(max_length=64)] = []
     """Volumes added, as in a pod."""
-    volume_mounts: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
+    volume_mounts: Annotated[list[PodPart], Field(max_length=64)] = []
     """Where the trainer mounts them, as in a container."""
-    containers: Annotated[list[dict[str, Any]], Field(max_length=16)] = []
+    containers: Annotated[list[PodPart], Field(max_length=16)] = []
     """Containers as in a pod. Those named `trainer` and `data` are merged into ours (resources, env
     by name, mounts by path), others are added."""
-    security_context: dict[str, Any] = {}
+    security_context: PodPart = {}
     """Merged over the security context of the pods, which passes the `restricted` standard."""
     termination_grace_seconds: Annotated[StrictInt, Field(ge=1, le=86_400)] = 120
     """Time for a last checkpoint after SIGTERM."""
@@ -168,14 +179,14 @@ class RestartSpec(SpecModel):
     """Restarts for all other faults: killed processes, hangs, lost nodes."""
     no_progress_limit: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
     """Restarts in a row that reach no new step before the job gives up."""
-    hang_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 600
+    hang_after_seconds: Annotated[StrictFloat, Field(ge=1, le=86_400)] = 600
     """A step may take this long before a rank that stands still counts as hung."""
-    start_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 900
+    start_after_seconds: Annotated[StrictFloat, Field(ge=1, le=86_400)] = 900
     """The first step of a generation may take this long (imports, restore, warm-up), and so may a
     save that waits for the store."""
-    node_lost_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30
+    node_lost_after_seconds: Annotated[StrictFloat, Field(ge=0, le=86_400)] = 30
     """A node may be not Ready this long, its pods making no step, before they are replaced."""
-    ready_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 900
+    ready_after_seconds: Annotated[StrictFloat, Field(ge=1, le=86_400)] = 900
     """All pods of an attempt must run this long after they were released (images to pull)."""
     exclude_node_seconds: Annotated[StrictInt, Field(ge=0, le=2_592_000)] = 86_400
     """A node whose GPU failed gets no pod of the job for this long."""

@@ -56,7 +56,8 @@ def test_every_level_is_typed_and_nothing_is_a_reference_or_a_union() -> None:
 def test_only_forms_of_another_project_are_free() -> None:
     free = [p for p, n in nodes(root_schema()) if n.get("x-kubernetes-preserve-unknown-fields")]
     pod = ".spec.podTemplate"
-    assert free == [f"{pod}.{name}.items" for name in ("tolerations", "volumes", "volumeMounts")]
+    lists = ("tolerations", "volumes", "volumeMounts", "containers")
+    assert free == [*(f"{pod}.{name}.items" for name in lists), f"{pod}.securityContext"]
 
 
 def test_every_list_map_and_text_of_the_spec_is_bounded() -> None:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from omni_contract.jobfile import plain_value
 from omni_contract.quantity import AutoTokens, Steps, Tokens
 from omni_contract.spec import Job
 from omni_planner.compile import compile_plan
@@ -70,7 +70,7 @@ def test_auto_stands_beside_a_number() -> None:
     ],
 )
 def test_text_and_number_give_the_same_plan(path: str, as_text: str, as_number: Any) -> None:
-    """PyYAML reads 3e-3 as text, kubectl as a number: one plan, one hash."""
-    read = yaml.safe_load(f"value: {as_text}")["value"]
+    """PyYAML would read 3e-3 as text, kubectl reads a number: one plan, one hash."""
+    read = plain_value(as_text)
     plans = [compile_plan(Job.read(changed(path, value))) for value in (read, as_number)]
     assert plans[0].to_json() == plans[1].to_json()

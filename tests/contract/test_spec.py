@@ -115,7 +115,7 @@ def test_the_demo_job_is_read_with_defaults() -> None:
             "spec.train.optimizer.learningRate",
             "fast",
             "spec.train.optimizer.learningRate: 'fast' is refused: write a number such as 0.003 "
-            "or 3e-3",
+            "or 3e-3, without quotes",
         ),
         (
             "spec.train.optimizer.learningRate",
@@ -136,7 +136,7 @@ def test_the_demo_job_is_read_with_defaults() -> None:
             "spec.topology",
             "rack",
             "spec.topology: 'rack' is refused: this is a block with the fields "
-            "reorderGroupWithin, jobWithin, onUnsatisfied",
+            "reorderGroupWithin, jobWithin, levels, onUnsatisfied",
         ),
         (
             "spec.data.mixture",
