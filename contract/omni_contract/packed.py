@@ -2,6 +2,9 @@
 
 import gzip
 from collections.abc import Mapping
+from pathlib import Path
+
+from omni_contract.errors import OmniError
 
 _PIECE_BYTES = 700_000  # base64 makes a third more of it
 
@@ -19,3 +22,14 @@ def unpack(name: str, pieces: Mapping[str, bytes]) -> str:
     if not keys:
         raise KeyError(name)
     return gzip.decompress(b"".join(pieces[key] for key in keys)).decode()
+
+
+def read_packed(folder: Path, name: str) -> str:
+    """The text packed under `name` in a mounted ConfigMap. Raises OmniError where it is not."""
+    try:
+        paths = [path for path in folder.iterdir() if path.name.startswith(f"{name}.gz.")]
+        return unpack(name, {path.name: path.read_bytes() for path in paths})
+    except (OSError, EOFError, KeyError) as exc:
+        raise OmniError(
+            f"{folder}: no {name} is packed there ({exc}); mount its ConfigMap"
+        ) from None

@@ -8,7 +8,6 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-TASK_FILE: Final = "data-task.json"
 PEERS_FILE: Final = "data-peers.json"
 END_FILE: Final = "data-end.json"
 
@@ -35,20 +34,6 @@ class SharedFile(BaseModel):
             return None
 
 
-class DataTask(SharedFile):
-    """What the pod's data service is to serve. Written by the trainer container."""
-
-    plan: Path
-    """JobPlan file."""
-    plan_hash: str
-    node: int
-    """Index of the pod's node in the plan."""
-    listen: str
-    """HOST:PORT where the data services of other pods reach it."""
-    socket: Path
-    run_dir: Path
-
-
 class DataPeers(SharedFile):
     """Where the data services of an attempt are. Written by the supervisor once all have met."""
 
@@ -58,7 +43,7 @@ class DataPeers(SharedFile):
 
 
 class DataEnd(SharedFile):
-    """The data service cannot go on. Written by the data container before it ends."""
+    """The data service cannot go on. Written by the data container."""
 
     exit_code: int
     """`Exit.USER`: a mistake that no restart mends."""

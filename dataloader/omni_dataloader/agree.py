@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 Pair = tuple[int, int]
 """(attempt, generation)."""
+Peers = Callable[[], Sequence[tuple[str, int]]]
+"""Host and port of every node's data service as known now; empty while they are not known."""
 Ask = Literal["report", "agreed"]
 
 KEPT_STEPS = 1024
@@ -85,8 +87,9 @@ class Board:
 class Agreement:
     """This node's end of the agreement. With one node it needs no network."""
 
-    def __init__(self, *, node: int, peers: Sequence[tuple[str, int]], plan_hash: str) -> None:
+    def __init__(self, *, node: int, num_nodes: int, peers: Peers, plan_hash: str) -> None:
         self._node = node
+        self._num_nodes = num_nodes
         self._peers = peers
         self._plan_hash = plan_hash
         self._board: Board | None = None
@@ -94,10 +97,13 @@ class Agreement:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen to the other nodes. Raises OSError where the port is taken."""
-        if len(self._peers) > 1:
+        """Listen to the other nodes, on every interface where `host` is `*`.
+
+        Raises OSError where the port is taken.
+        """
+        if self._num_nodes > 1:
             self._server = await asyncio.start_server(
-                self._answer, host, port, limit=_MAX_LINE_BYTES
+                self._answer, None if host == "*" else host, port, limit=_MAX_LINE_BYTES
             )
 
     async def close(self) -> None:
@@ -123,7 +129,7 @@ class Agreement:
         board.put("report", step, local)
         if self._node != 0:
             return await self._pull(board, 0, "agreed", step)
-        others = [self._pull(board, n, "report", step) for n in range(1, len(self._peers))]
+        others = [self._pull(board, n, "report", step) for n in range(1, self._num_nodes)]
         with reported(board, step):
             reports = await asyncio.gather(*others)
         found: dict[tuple[int, int, int], Bad] = {}
@@ -167,7 +173,10 @@ class Agreement:
             delay_s = min(2 * delay_s, _RETRY_S[1])
 
     async def _exchange(self, node: int, request: dict[str, Any]) -> dict[str, Any]:
-        host, port = self._peers[node]
+        peers = self._peers()
+        if len(peers) != self._num_nodes:
+            raise OSError("where the data services are is not known yet")
+        host, port = peers[node]
         reader, writer = await asyncio.open_connection(host, port, limit=_MAX_LINE_BYTES)
         try:
             writer.write(json.dumps(request).encode() + b"\n")

@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_limits
 from omni_contract.errors import DataError, OmniError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
-from omni_dataloader.agree import Agreement
+from omni_contract.shared_files import DataPeers
+from omni_dataloader.agree import Agreement, Peers
 from omni_dataloader.cache import CACHE_BYTES
 from omni_dataloader.produce import World
 from omni_dataloader.serve import Server, listen
@@ -51,10 +52,12 @@ class Options:
     node: int
     socket: Path
     listen: tuple[str, int]
-    peers: Sequence[tuple[str, int]]
+    peers: Sequence[tuple[str, int]] | None
+    peers_file: Path | None
     run_dir: Path
     cache_mib: int
-    die_with_parent: bool
+    die_with: int | None
+    """Process id of the parent."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # waits, at twice the CPU time, and rounds differently from machine to machine.
     threadpool_limits(1, user_api="blas")
     try:
-        if options.die_with_parent:
-            _die_with_parent()
+        if options.die_with is not None:
+            _die_with(options.die_with)
         return _run(options)
     except OmniError as exc:
         print(f"error: {exc}", file=sys.stderr)
@@ -104,16 +107,19 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     add("--node", required=True, type=int, help="index of this node in the plan, from 0")
     add("--socket", required=True, type=Path, help="unix socket to serve the node's ranks on")
     add("--listen", required=True, type=_address, metavar="HOST:PORT",
-        help="where the data services of other nodes reach this one")  # fmt: skip
-    add("--peers", required=True, type=_addresses, metavar="HOST:PORT,...",
+        help="where data services of other nodes reach this one; *: any host")  # fmt: skip
+    peers = parser.add_mutually_exclusive_group(required=True)
+    peers.add_argument("--peers", type=_addresses, metavar="HOST:PORT,...",
         help="the --listen address of every node, in node order, this one included")  # fmt: skip
+    peers.add_argument("--peers-file", type=Path,
+        help="file with these addresses, replaced by a supervisor at every attempt")  # fmt: skip
     add("--run-dir", required=True, type=Path, help="folder of the run; a small state lies there")
     add("--cache-mib", type=int, default=CACHE_BYTES >> 20, metavar="MIB",
         help="memory for small sources, kept whole; larger ones are read sample by sample "
         "(default %(default)s)")  # fmt: skip
-    add("--die-with-parent", action="store_true", help="end when the parent process ends")
+    add("--die-with", type=int, metavar="PID", help="end when this process, the parent, ends")
     values = parser.parse_args(argv)
-    if not 0 <= values.node < len(values.peers):
+    if values.peers is not None and not 0 <= values.node < len(values.peers):
         parser.error(f"--node {values.node} is not one of the {len(values.peers)} nodes of --peers")
     return Options(**vars(values))
 
@@ -129,13 +135,28 @@ def _addresses(text: str) -> list[tuple[str, int]]:
     return [_address(part) for part in text.split(",")]
 
 
+def _peers(options: Options) -> Peers:
+    """The addresses of the command line, or those of the newest peers file."""
+    if options.peers is not None:
+        given = options.peers
+        return lambda: given
+    path = options.peers_file
+    assert path is not None
+
+    def read() -> Sequence[tuple[str, int]]:
+        found = DataPeers.load(path)
+        return [] if found is None else [_address(text) for text in found.addresses]
+
+    return read
+
+
 async def _serve(options: Options) -> int:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, ended.set)
     plan = JobPlan.load(options.plan)
-    if len(options.peers) != plan.layout.num_nodes:
+    if options.peers is not None and len(options.peers) != plan.layout.num_nodes:
         raise DataError(
             f"--peers: {len(options.peers)} addresses for the {plan.layout.num_nodes} nodes of "
             f"{options.plan}; give one a node"
@@ -144,7 +165,12 @@ async def _serve(options: Options) -> int:
     # Bound first: a second sidecar on the same node must find out before it does any work.
     listener = listen(options.socket)
     executor = ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 2), "omni-fetch")
-    agreement = Agreement(node=options.node, peers=options.peers, plan_hash=plan.hash)
+    agreement = Agreement(
+        node=options.node,
+        num_nodes=plan.layout.num_nodes,
+        peers=_peers(options),
+        plan_hash=plan.hash,
+    )
     try:
         serving = asyncio.create_task(_start(options, plan, executor, agreement, listener))
         ending = asyncio.create_task(ended.wait())
@@ -198,10 +224,9 @@ async def _start(
     await Server(world).run(listener)
 
 
-def _die_with_parent() -> None:
-    parent = os.getppid()
+def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         raise DataError("the parent process is gone already")
 
 

@@ -29,9 +29,15 @@ class Nodes:
     def __init__(self, count: int) -> None:
         self._peers = [("127.0.0.1", port) for port in free_ports(count)]
         self._started: list[Agreement] = []
+        self.are_known = True
 
     async def start(self, node: int, of: Board, *, plan_hash: str = "p") -> Agreement:
-        agreement = Agreement(node=node, peers=self._peers, plan_hash=plan_hash)
+        agreement = Agreement(
+            node=node,
+            num_nodes=len(self._peers),
+            peers=lambda: self._peers if self.are_known else [],
+            plan_hash=plan_hash,
+        )
         await agreement.start(*self._peers[node])
         agreement.open(of)
         self._started.append(agreement)
@@ -56,7 +62,7 @@ def run(count: int, test: Callable[[Nodes], Coroutine[Any, Any, None]]) -> None:
 
 def test_one_node_needs_no_socket() -> None:
     async def main() -> list[Bad]:
-        agreement = Agreement(node=0, peers=[("no.such.host.invalid", 1)], plan_hash="p")
+        agreement = Agreement(node=0, num_nodes=1, peers=lambda: [], plan_hash="p")
         await agreement.start("no.such.host.invalid", 1)
         one = board()
         agreement.open(one)
@@ -178,3 +184,19 @@ def test_node_0_passes_a_failure_of_one_node_on_to_the_others() -> None:
         assert [str(answer) for answer in answers] == ["s3://b/k: gone"] * 2
 
     run(3, test)
+
+
+def test_a_node_waits_until_it_is_told_where_the_others_are() -> None:
+    """In a pod the service starts before the supervisors of the attempt have met."""
+
+    async def test(nodes: Nodes) -> None:
+        nodes.are_known = False
+        boards = [board(), board()]
+        agreements = [await nodes.start(n, b) for n, b in enumerate(boards)]
+        both = [asyncio.create_task(agreements[n].agree(boards[n], 1, [bad(n)])) for n in range(2)]
+        await asyncio.sleep(0.3)
+        assert not any(one.done() for one in both)
+        nodes.are_known = True
+        assert await asyncio.gather(*both) == [[bad(0), bad(1)]] * 2
+
+    run(2, test)

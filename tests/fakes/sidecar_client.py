@@ -218,7 +218,7 @@ class Sidecar:
             sys.executable, "-m", "omni_dataloader.main", "--plan", str(folder / "plan.json"),
             "--node", str(node), "--socket", str(self.path), "--listen", f"127.0.0.1:{ports[node]}",
             "--peers", ",".join(f"127.0.0.1:{port}" for port in ports),
-            "--run-dir", str(folder / "run"), "--die-with-parent",
+            "--run-dir", str(folder / "run"), "--die-with", str(os.getpid()),
         ]  # fmt: skip
         self.process = self._start()
 
@@ -275,7 +275,9 @@ def services(
     loop = asyncio.new_event_loop()
 
     async def serve(node: int) -> None:
-        agreement = Agreement(node=node, peers=peers, plan_hash=plan.hash)
+        agreement = Agreement(
+            node=node, num_nodes=len(nodes), peers=lambda: peers, plan_hash=plan.hash
+        )
         await agreement.start(*peers[node])
         data = open_data(plan.spec, store)
         world = World(

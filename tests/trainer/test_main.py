@@ -86,7 +86,8 @@ class Run:
                     sys.executable, "-m", "omni_dataloader.main", "--node", "0",
                     "--plan", str(self.folder / "plan.json"), "--socket", str(self.socket),
                     "--listen", address, "--peers", address, "--run-dir", str(self.folder),
-                    "--die-with-parent",
+                    "--die-with",
+                    str(os.getpid()),
                 ],
                 env={**os.environ, **self.env}, stdout=log, stderr=log,
             )  # fmt: skip
