@@ -1,7 +1,11 @@
-"""Lays what a user says about pods over what the operator says, as a person would by hand."""
+"""Lays what a user says about pods over what the operator says, as a person would by hand.
+
+Theirs may be anything that JSON can say: what is no container or list goes on as it is, and the API
+server says in its own words what is wrong with it.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 _KEYS: Final[Mapping[str, str]] = {
     "env": "name",
@@ -9,7 +13,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "volumeMounts": "mountPath",
 }
 """Lists of a container that are maps in disguise."""
-_APPENDED: Final = ("envFrom",)
+_APPENDED: Final = "envFrom"
 
 
 def merge_named(
@@ -19,41 +23,45 @@ def merge_named(
 
     An item is replaced as a whole: half of a `value` and half of a `valueFrom` is neither.
     """
-    merged = {item.get(key): dict(item) for item in ours}
-    return list((merged | {item.get(key): dict(item) for item in theirs}).values())
+    merged = {repr(item.get(key)): dict(item) for item in ours}
+    return list((merged | {repr(item.get(key)): dict(item) for item in theirs}).values())
 
 
 def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Both maps, key by key, theirs over ours; a null of theirs takes a key of ours away."""
+    """Both maps, key by key, theirs over ours."""
     merged = dict(ours)
     for key, value in theirs.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = merge(merged[key], value)
-        else:
-            merged[key] = value
+        both_are_maps = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both_are_maps else value
     return merged
 
 
 def merge_container(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """One of our containers with what the user says about it."""
-    lists = {
-        key: merge_named(ours.get(key, []), theirs.get(key) or [], name)
-        for key, name in _KEYS.items()
-    } | {key: [*ours.get(key, []), *(theirs.get(key) or [])] for key in _APPENDED}
-    rest = {key: value for key, value in theirs.items() if key not in lists}
-    merged = merge(ours, rest) | {key: value for key, value in lists.items() if value}
-    resources = _resources(ours.get("resources", {}), theirs.get("resources") or {})
-    return merged | ({"resources": resources} if resources else {})
+    adapted = dict(theirs)
+    for key in (*_KEYS, _APPENDED):
+        before, after = ours.get(key, []), theirs.get(key)
+        if _is_list_of_maps(before) and _is_list_of_maps(after):
+            name = _KEYS.get(key)
+            adapted[key] = merge_named(before, after, name) if name else [*before, *after]
+    return merge(_without_high_requests(ours, theirs), adapted)
 
 
-def _resources(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """A limit without a request is the request, so ours, which may be above it, gives way."""
-    asked, limits = theirs.get("requests") or {}, theirs.get("limits") or {}
-    kept = {
-        name: amount
-        for name, amount in ours.get("requests", {}).items()
-        if name in asked or name not in limits
-    }
-    return merge({**ours, "requests": kept}, theirs)
+def _without_high_requests(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our container without requests for what the user gives a limit of. Such a limit alone is the
+    request, too, and ours may be above it."""
+    resources = ours["resources"]
+    requests = _map(_map(resources).get("requests"))
+    limits = _map(_map(theirs.get("resources")).get("limits"))
+    if not limits.keys() & requests.keys():
+        return ours
+    kept = {name: amount for name, amount in requests.items() if name not in limits}
+    return {**ours, "resources": {**resources, "requests": kept}}
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_list_of_maps(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)

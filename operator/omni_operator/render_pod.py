@@ -144,7 +144,7 @@ def _data(spec: JobSpec, settings: Settings, *, spare: bool) -> Object:
             "failureThreshold": 1,
         },
     }
-    container = merge_container(container, _override(spec, DATA_CONTAINER))
+    container = _overridden(container, spec)
     if spare:  # without a rank it has no socket, and is as ready as it will be
         container.pop("readinessProbe", None)
     return container
@@ -171,11 +171,11 @@ def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -
     env = [{"name": name, "value": value} for name, value in spec.pod_template.env.items()]
     mounts = spec.pod_template.volume_mounts
     container = merge_container(container, {"env": env, "volumeMounts": mounts})
-    container = merge_container(container, _override(spec, TRAINER_CONTAINER))
+    container = _overridden(container, spec)
     if has_gpus(resources):
         # After the user's: a rank without its GPU cannot start.
         gpus = {resources.gpu_resource: str(resources.ranks_per_node)}
-        container["resources"] = merge(container["resources"], {"limits": gpus})
+        container = merge(container, {"resources": {"limits": gpus}})
     return container
 
 
@@ -208,8 +208,12 @@ def _container(spec: JobSpec, settings: Settings, name: str, module: str) -> Obj
     return container
 
 
-def _override(spec: JobSpec, name: str) -> Mapping[str, Any]:
-    return next((c for c in spec.pod_template.containers if c["name"] == name), {})
+def _overridden(container: Object, spec: JobSpec) -> Object:
+    """One of our containers with what the user says of it."""
+    for theirs in spec.pod_template.containers:
+        if theirs["name"] == container["name"]:
+            container = merge_container(container, theirs)
+    return container
 
 
 def _volumes(job: JobState, plan: JobPlan, *, with_token: bool) -> list[Object]:

@@ -54,7 +54,7 @@ RICH: Final = {
             "readinessProbe": {"periodSeconds": 2},
         },
     ],
-    "securityContext": {"runAsUser": None, "runAsGroup": None, "supplementalGroups": [7]},
+    "securityContext": {"runAsUser": 1000, "supplementalGroups": [7]},
     "terminationGraceSeconds": 600,
 }
 

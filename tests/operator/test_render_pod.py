@@ -179,23 +179,49 @@ def test_a_limit_without_a_request_takes_ours_along() -> None:
     assert resources == {"requests": {"cpu": "4", "memory": "1Gi"}}
 
 
-def test_security_context_is_merged_and_null_takes_away() -> None:
-    """A platform that gives each namespace its own user ids refuses a fixed one."""
+def test_security_context_is_merged() -> None:
     template = {
-        "securityContext": {"runAsUser": None, "fsGroup": 7},
+        "securityContext": {"runAsUser": 1000},
         "containers": [
             {"name": "trainer", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
         ],
     }
     spec = of(template)
-    assert "runAsUser" not in spec["securityContext"]
-    assert spec["securityContext"]["fsGroup"] == 7
+    assert spec["securityContext"]["runAsUser"] == 1000
     assert spec["securityContext"]["runAsNonRoot"] is True
-    assert trainer(spec)["securityContext"]["capabilities"] == {
-        "drop": ["ALL"],
-        "add": ["IPC_LOCK"],
-    }
-    assert data(spec)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    capabilities = [c["securityContext"]["capabilities"] for c in (trainer(spec), data(spec))]
+    assert capabilities == [{"drop": ["ALL"], "add": ["IPC_LOCK"]}, {"drop": ["ALL"]}]
+
+
+def test_a_container_named_twice_is_merged_twice() -> None:
+    """Nothing that a user says is left out without a word."""
+    first = {"name": "trainer", "env": [{"name": "A", "value": "1"}]}
+    second = {"name": "trainer", "env": [{"name": "B", "value": "2"}]}
+    assert {"A", "B"} <= set(by_name(trainer(of({"containers": [first, second]}))["env"]))
+
+
+ANYTHING: list[Any] = [
+    None, True, 0, -1.5, "", "text", [], [1], [[]], [{}], ["a"], {}, {"a": 1}, [{"name": {}}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["env", "ports", "envFrom", "volumeMounts", "resources", "securityContext", "readinessProbe"],
+)
+def test_whatever_json_a_template_holds_is_left_to_the_api_server(field: str) -> None:
+    """The schema lets pod parts through unread; one job's nonsense must not stop the operator."""
+    usual = {"resources": {"limits": {"cpu": "1"}}, "env": [{"name": "A", "value": "b"}]}
+    for value in ANYTHING:
+        for inner in ({field: value}, {"resources": {"limits": value, "requests": value}}):
+            containers = [
+                {"name": name, **said}
+                for name in ("trainer", "data")
+                for said in (inner, usual, inner)
+            ]
+            assert trainer(of({"containers": containers}))["command"]
+        of({"volumes": [{"name": value}], "tolerations": [{"key": value}]})
+        of({"volumeMounts": [{"mountPath": value}], "securityContext": {"runAsUser": value}})
 
 
 def test_a_template_of_one_pod_leaves_those_rendered_later_alone() -> None:
