@@ -4,6 +4,7 @@ Everything is per instance, ports and folder, so that several stand side by side
 """
 
 import json
+import signal
 import ssl
 import time
 import urllib.error
@@ -95,10 +96,12 @@ class ControlPlane(Cluster):
         super().__exit__(kind, exc, trace)
         self.processes.__exit__(kind, exc, trace)
 
-    def restart_api_server(self, *, down_s: float = 0) -> None:
-        """End the API server as an upgrade does, keep it away for a time, start it at its port."""
+    def restart_api_server(
+        self, *, down_s: float = 0, with_signal: signal.Signals = signal.SIGTERM
+    ) -> None:
+        """End the API server, keep it away for a time, start it at its port, wait until ready."""
         # It drains and keeps its port for seconds; a start before its end would meet the old one.
-        self.processes.stop("kube-apiserver")
+        self.processes.stop("kube-apiserver", with_signal=with_signal)
         time.sleep(down_s)
         self.processes.start_again("kube-apiserver")
         self._wait_until_ready()

@@ -25,6 +25,8 @@ Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 _NODES: Final = "/api/v1/nodes"
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_PODS: Final = "/api/v1/pods"
+_HEALTH_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _READY_S: Final = 60.0
 
 
@@ -108,19 +110,23 @@ class Nodes:
         """Create these nodes, such as a Grid; return their names once all are Ready."""
         names = concurrently(self._create, specs)
         self._names += names
-        self.wait_until_ready(*names)
+        wait_for(lambda: all(map(_is_ready, self._get(names))), "new nodes Ready", _READY_S)
+        # The node controller lifts the taint of new nodes at five a second, which is long for many.
+        concurrently(self._lift_health_taints, self._get(names))
         return names
 
     def remove(self, *names: str) -> None:
         """Delete nodes as a cloud takes machines away: their pods are gone with them."""
-        concurrently(self._remove, names)
-        self._names = [name for name in self._names if name not in names]
+        gone = set(names)
+        concurrently(self.delete_object, names)
+        pods = [pod for pod in self._api.list(_PODS) if pod["spec"].get("nodeName") in gone]
+        concurrently(lambda pod: self._api.delete(_path_of_pod(pod), grace_s=0), pods)
 
     def delete_object(self, name: str) -> None:
         """Delete the node object alone; pods stay until the pod garbage collector finds them."""
         self._api.delete(f"{_LEASES}/{name}")
         self._api.delete(f"{_NODES}/{name}")
-        self._names.remove(name)
+        self._names = [one for one in self._names if one != name]
 
     def kill(self, *names: str) -> None:
         """Cut the power. NotReady and unreachable come after the grace period, as in life."""
@@ -187,17 +193,11 @@ class Nodes:
 
     def is_ready(self, name: str) -> bool:
         """Whether the node's condition Ready is True."""
-        return _ready_status(self._api.get(f"{_NODES}/{name}")) == "True"
+        return _is_ready(self._api.get(f"{_NODES}/{name}"))
 
     def wait_until_ready(self, *names: str, timeout_s: float = _READY_S) -> None:
-        """Wait until all are Ready and schedulable as far as their health goes."""
-        wanted = set(names)
-
-        def unready() -> list[str]:
-            nodes = {node["metadata"]["name"]: node for node in self._api.list(_NODES)}
-            return sorted(name for name in wanted if not _is_healthy(nodes.get(name, {})))
-
-        wait_for(lambda: not unready(), f"nodes Ready: {unready()[:5]}", timeout_s)
+        """Wait until all are Ready and without the taints of nodes that are not."""
+        wait_for(lambda: all(map(_is_healthy, self._get(names))), "nodes Ready", timeout_s)
 
     def wait_until_not_ready(self, *names: str, timeout_s: float = _READY_S) -> None:
         """Wait until the controller noticed: Ready is not True and the taint is there."""
@@ -245,11 +245,15 @@ class Nodes:
         self._api.create(_LEASES, lease)
         return spec.name
 
-    def _remove(self, name: str) -> None:
-        self._api.delete(f"{_LEASES}/{name}")
-        self._api.delete(f"{_NODES}/{name}")
-        for pod in pods_on(self._api, name):
-            self._api.delete(_path_of_pod(pod), grace_s=0)
+    def _get(self, names: Iterable[str]) -> list[Object]:
+        nodes = {node["metadata"]["name"]: node for node in self._api.list(_NODES)}
+        return [nodes.get(name, {}) for name in names]
+
+    def _lift_health_taints(self, node: Object) -> None:
+        taints = node["spec"].get("taints", [])
+        left = [taint for taint in taints if taint["key"] not in _HEALTH_TAINTS]
+        if left != taints:
+            self._patch(node["metadata"]["name"], {"spec": {"taints": left}})
 
     def _patch(self, name: str, body: Object) -> None:
         self._api.patch(f"{_NODES}/{name}", body)
@@ -291,7 +295,7 @@ class Nodes:
 
     def _is_unreachable(self, name: str) -> bool:
         node = self._api.get(f"{_NODES}/{name}")
-        return _ready_status(node) != "True" and _has_health_taint(node, "NoExecute")
+        return not _is_ready(node) and _has_health_taint(node, "NoExecute")
 
 
 def now() -> str:
@@ -301,7 +305,7 @@ def now() -> str:
 
 def pods_on(api: Api, node: str) -> list[Object]:
     """All pods bound to this node, of any namespace."""
-    return api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
+    return api.list(_PODS, fieldSelector=f"spec.nodeName={node}")
 
 
 def _path_of_pod(pod: Object) -> str:
@@ -309,18 +313,17 @@ def _path_of_pod(pod: Object) -> str:
     return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
 
 
-def _ready_status(node: Object) -> str:
+def _is_ready(node: Object) -> bool:
     conditions = node.get("status", {}).get("conditions", [])
-    return next((one["status"] for one in conditions if one["type"] == "Ready"), "Unknown")
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _is_healthy(node: Object) -> bool:
-    return _ready_status(node) == "True" and not _has_health_taint(node)
+    return _is_ready(node) and not _has_health_taint(node)
 
 
 def _has_health_taint(node: Object, effect: str | None = None) -> bool:
-    keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     return any(
-        taint["key"] in keys and effect in (None, taint["effect"])
+        taint["key"] in _HEALTH_TAINTS and effect in (None, taint["effect"])
         for taint in node.get("spec", {}).get("taints", [])
     )
