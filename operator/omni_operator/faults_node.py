@@ -1,15 +1,14 @@
 """Whether a node is lost, or wants its pods off. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from omni_contract.spec import JobSpec
+from omni_operator.render_pod import tolerations
 from omni_operator.state import NodeState, Observed, Taint
 
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which people say that a node is off."""
-_TOLERATED: Final = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
-"""Pods tolerate these for ever: the operator decides when a node is lost."""
 
 
 def is_node_lost(name: str, observed: Observed, spec: JobSpec) -> bool:
@@ -83,24 +82,23 @@ def unwanted_since_s(node: NodeState, now_s: float) -> float:
     return max(times, default=now_s)
 
 
+def tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    """Whether a pod with this toleration may stay where the taint is."""
+    exists = toleration.get("operator") == "Exists"
+    key, effect = toleration.get("key") or "", toleration.get("effect") or ""
+    if effect not in ("", taint.effect) or (key != taint.key and not (exists and not key)):
+        return False
+    return exists or (toleration.get("value") or "") == taint.value
+
+
 def _out_of_service(node: NodeState) -> Taint | None:
     return next((taint for taint in node.taints if taint.key == OUT_OF_SERVICE), None)
 
 
 def _untolerated(node: NodeState, spec: JobSpec) -> Iterator[Taint]:
     for taint in node.taints:
-        if taint.effect != "NoExecute" or taint.key in _TOLERATED:
-            continue
-        if not any(_tolerates(t, taint) for t in spec.pod_template.tolerations):
+        if taint.effect == "NoExecute" and not any(tolerates(t, taint) for t in tolerations(spec)):
             yield taint
-
-
-def _tolerates(toleration: dict[str, Any], taint: Taint) -> bool:
-    exists = toleration.get("operator") == "Exists"
-    key, effect = toleration.get("key") or "", toleration.get("effect") or ""
-    if effect not in ("", taint.effect) or (key != taint.key and not (exists and not key)):
-        return False
-    return exists or (toleration.get("value") or "") == taint.value
 
 
 def _taint_text(taint: Taint) -> str:
