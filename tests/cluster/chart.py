@@ -15,6 +15,7 @@ import yaml
 from tests.cluster import binaries
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
+from tests.cluster.job_kind import install_job_kind
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "charts" / "megascale-omni"
@@ -59,13 +60,11 @@ def install_chart(
     cluster: Cluster, namespace: str, values: Mapping[str, Any] | None = None
 ) -> Installed:
     """Install the CRD, the service account and the roles of a release in this namespace."""
-    objects = render_chart(namespace=namespace, values=values, with_crds=True)
+    install_job_kind(cluster)
+    objects = render_chart(namespace=namespace, values=values)
     (deployment,) = [body for body in objects if body["kind"] == "Deployment"]
     rest = [body for body in objects if body["kind"] not in ("Deployment", "PodDisruptionBudget")]
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rest))
-    cluster.kubectl(
-        "wait", "--for=condition=Established", "crd/multimodaltrainingjobs.megascale-omni.dev"
-    )
     pod = deployment["spec"]["template"]["spec"]
     account = pod["serviceAccountName"]
     return Installed(

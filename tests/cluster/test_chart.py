@@ -6,7 +6,6 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from omni_contract.names import API_VERSION, PLURAL
 from omni_contract.records import History
 from omni_operator.kinds import LEASE, POD, kind_of
 from omni_operator.observe import read_job
@@ -17,6 +16,7 @@ from omni_operator.settings import Settings
 from tests.cluster.api import Api, ApiError, wait_for
 from tests.cluster.chart import (
     CHART,
+    RELEASE,
     Installed,
     helm,
     install_chart,
@@ -24,6 +24,7 @@ from tests.cluster.chart import (
     uninstall_chart,
 )
 from tests.cluster.cluster import Cluster
+from tests.cluster.job_kind import jobs_path
 from tests.contract.jobs import DEMO
 from tests.operator.rendering import place_on, plan_of, with_template
 
@@ -132,6 +133,27 @@ def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], field: str
         render_chart(namespace="omni-system", values=values)
 
 
+def test_helm_installs_upgrades_and_takes_away_all_but_the_jobs(
+    cluster: Cluster, namespace: str
+) -> None:
+    where = (f"--namespace={namespace}", f"--kubeconfig={cluster.admin_kubeconfig}")
+    helm("install", RELEASE, str(CHART), *where)
+    job = f"{jobs_path(namespace)}/{DEMO['metadata']['name']}"
+    wait_for(lambda: cluster.api.exists(jobs_path(namespace)), "the job kind served")
+    cluster.api.create(jobs_path(namespace), DEMO)
+    deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/{RELEASE}-megascale-omni"
+    assert cluster.api.get(deployment)["spec"]["replicas"] == 2
+    helm("upgrade", RELEASE, str(CHART), *where, "--set=replicas=1", "--set=kueue.enabled=true")
+    after = cluster.api.get(deployment)["spec"]
+    assert after["replicas"] == 1
+    assert "--with-kueue" in after["template"]["spec"]["containers"][0]["args"]
+    helm("uninstall", RELEASE, *where)
+    assert not cluster.api.exists(deployment)
+    named = cluster.kubectl("get", "clusterroles,clusterrolebindings,priorityclasses", "-o=name")
+    assert [name for name in named.split() if f"/{namespace}-" in name] == []
+    assert cluster.api.exists(job)
+
+
 def test_two_releases_stand_side_by_side() -> None:
     """Names outside the namespaces must differ."""
     names = [
@@ -151,7 +173,7 @@ def test_the_rights_suffice_for_the_objects_of_a_job(
 ) -> None:
     """Server-side apply of roles it must hold itself, pods, ConfigMaps, the progress Lease."""
     raw = with_template({})
-    jobs = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    jobs = jobs_path(namespace)
     job, plan = read_job(cluster.api.create(jobs, raw)), plan_of(raw)
     objects, placement = render_objects(job, plan), place_on(job, plan)
     for body in objects.applied:
@@ -194,7 +216,7 @@ def test_who_may_edit_a_namespace_may_create_jobs_in_it(
         f"--serviceaccount={namespace}:{role}",
     )  # fmt: skip
     user = Api(cluster.kubeconfig_for(namespace, role))
-    jobs = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    jobs = jobs_path(namespace)
 
     def status(method: str) -> int:
         try:

@@ -1,17 +1,11 @@
 """Rendered objects before a real API server, in a namespace that enforces `restricted`."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from omni_contract.names import (
-    ANNOTATION_ATTEMPT,
-    API_VERSION,
-    LABEL_JOB,
-    PLURAL,
-)
+from omni_contract.names import ANNOTATION_ATTEMPT, LABEL_JOB
 from omni_contract.records import History
 from omni_operator.kinds import LEASE, POD, kind_of
 from omni_operator.observe import read_job, read_pod
@@ -27,12 +21,12 @@ from omni_operator.settings import Settings
 from omni_operator.state import JobState
 from tests.cluster.api import Api, ApiError, wait_for
 from tests.cluster.cluster import Cluster
+from tests.cluster.job_kind import install_job_kind, jobs_path
 from tests.cluster.nodes import Grid, Nodes
 from tests.cluster.pods import Pods
 from tests.contract.jobs import changed
 from tests.operator.rendering import place_on, plan_of, with_template
 
-CRD: Final = Path(__file__).resolve().parents[2] / "manifests" / "crd.yaml"
 SETTINGS: Final = Settings(image="registry.example/omni:1")
 RICH: Final = {
     "labels": {"team": "vision"},
@@ -60,9 +54,8 @@ RICH: Final = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def crd(cluster: Cluster) -> None:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", "crd", f"{PLURAL}.megascale-omni.dev")
+def job_kind(cluster: Cluster) -> None:
+    install_job_kind(cluster)
 
 
 @pytest.fixture
@@ -73,8 +66,7 @@ def restricted(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def create_job(cluster: Cluster, namespace: str, raw: dict[str, Any]) -> JobState:
-    path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
-    return read_job(cluster.api.create(path, raw))
+    return read_job(cluster.api.create(jobs_path(namespace), raw))
 
 
 def create(api: Api, body: Object) -> Object:
@@ -229,10 +221,11 @@ def test_c38_everything_goes_with_the_job_while_no_operator_runs(
         create(cluster.api, body)
         paths.append(kind_of(body).path(namespace, body["metadata"]["name"]))
         assert body["metadata"]["labels"][LABEL_JOB] == job.key.name
-    cluster.api.delete(f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{job.key.name}")
+    cluster.api.delete(f"{jobs_path(namespace)}/{job.key.name}")
     wait_for(
         lambda: not [path for path in paths if cluster.api.exists(path)],
         "all objects of the job gone",
+        timeout_s=60,  # the garbage collector learns of a new kind every 30 s
     )
 
 
