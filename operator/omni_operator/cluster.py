@@ -7,7 +7,7 @@ import os
 import random
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
 from typing import Any, Final, Literal, Self
@@ -43,12 +43,12 @@ CountRequest = Callable[[str, str, int, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """All objects of a kind at one moment."""
+class Page:
+    """Some of the objects of a kind."""
 
     items: Sequence[Raw]
     version: str
-    """Resource version of that moment."""
+    """Resource version at which all pages of a listing hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,25 +132,30 @@ class Cluster(Api):
         self, kind: Kind, namespace: str | None = None, *, label_selector: str | None = None
     ) -> Sequence[Raw]:
         """See `Api.list`."""
-        return (await self.list_all(kind, namespace, label_selector=label_selector)).items
+        pages = self.pages(kind, namespace, label_selector=label_selector)
+        return [item async for page in pages for item in page.items]
 
-    async def list_all(
+    async def pages(
         self, kind: Kind, namespace: str | None = None, *, label_selector: str | None = None
-    ) -> Listing:
-        """As `list`, with the resource version at which it holds."""
-        query = f"?limit={_PAGE}"
+    ) -> AsyncIterator[Page]:
+        """As `list`, a few hundred at a time: not all have to be in memory at once."""
+        path = f"{kind.path(namespace)}?limit={_PAGE}"
         if label_selector:
-            query += f"&labelSelector={_quoted(label_selector)}"
-        items: list[Raw] = []
-        page = ""
+            path += f"&labelSelector={_quoted(label_selector)}"
+        token = ""
         while True:
-            said = await self._ask("list", kind, kind.path(namespace) + query + page)
+            said = await self._ask("list", kind, path + token)
             meta = said["metadata"]
-            for item in said["items"]:
-                items.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
+            yield Page(
+                items=[
+                    {"apiVersion": kind.api_version, "kind": kind.kind, **item}
+                    for item in said["items"]
+                ],
+                version=meta["resourceVersion"],
+            )
             if not meta.get("continue"):
-                return Listing(items=items, version=meta["resourceVersion"])
-            page = f"&continue={_quoted(meta['continue'])}"
+                return
+            token = f"&continue={_quoted(meta['continue'])}"
 
     async def create(self, kind: Kind, body: Raw) -> Raw:
         """See `Api.create`."""

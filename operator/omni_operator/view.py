@@ -13,6 +13,7 @@ from typing import Final, Literal
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.records import JobHeartbeat
+from omni_contract.status import Condition
 from omni_operator.api import Raw
 from omni_operator.kinds import JOB, NODE, POD, Kind
 from omni_operator.ledger import Ledger
@@ -60,6 +61,8 @@ class View:
     order and any number of times, and return the jobs that have to look at it."""
 
     def __init__(self) -> None:
+        self.watch_is_healthy = True
+        """Whether what was seen can be taken as now."""
         self._versions: dict[Kind, Versions] = {JOB: Versions(), POD: Versions(), NODE: Versions()}
         self._jobs: dict[JobKey, JobState] = {}
         self._unreadable: dict[JobKey, StatusError] = {}
@@ -124,9 +127,7 @@ class View:
             raise self._unreadable[key]
         return self._jobs.get(key)
 
-    def observe(
-        self, key: JobKey, *, now_s: float, watch_is_healthy: bool = True
-    ) -> Observed | None:
+    def observe(self, key: JobKey, *, now_s: float) -> Observed | None:
         """Everything about one job; None where there is no such job. Raises StatusError.
 
         `nodes`, `used` and `occupied` are live and not copied, as jobs look often and nodes are
@@ -141,14 +142,14 @@ class View:
             job=job,
             pods=tuple(self._pods.get(uid, {}).values()),
             placement=self.placement(uid, status.attempt),
-            previous=self.placement(uid, status.attempt - 1),
+            previous=self._placement_before(uid, status.attempt),
             plan=self.plan(status.plan_hash) if status.plan_hash else None,
             progress=self._progress.get(uid),
             nodes=MappingProxyType(self._nodes),
             used=self._ledger.used_without(uid),
             occupied=self._ledger.occupied_without(uid),
             admission=self._admissions.get(uid),
-            watch_is_healthy=watch_is_healthy,
+            watch_is_healthy=self.watch_is_healthy,
         )
 
     def placement(self, uid: str, attempt: int) -> JobPlacement | None:
@@ -252,6 +253,10 @@ class View:
             del self._plans[plan_hash]
 
     # Inside.
+
+    def _placement_before(self, uid: str, attempt: int) -> JobPlacement | None:
+        kept = self._placements.get(uid, {})
+        return kept[max(earlier)] if (earlier := [n for n in kept if n < attempt]) else None
 
     def _see_job(self, raw: Raw) -> frozenset[JobKey]:
         key, uid = key_of(raw), raw["metadata"]["uid"]
@@ -379,18 +384,28 @@ class View:
                 self._ledger.remove(uid, reservation.nodes[pod], reservation.requests)
 
 
-def _is_true(job: JobState, *types: str) -> bool:
-    return any(c.type in types and c.status == "True" for c in job.status.conditions)
-
-
 def _holds_room(job: JobState) -> bool:
-    return not (job.is_deleting or _is_true(job, "Completed", "Failed", "Suspended"))
+    """Whether a job has a right to what its placement reserves."""
+    conditions = {condition.type: condition for condition in job.status.conditions}
+    suspended = conditions.get("Suspended")
+    return not (
+        job.is_deleting
+        or _is_true(conditions.get("Completed"))
+        or _is_true(conditions.get("Failed"))
+        or _is_true(suspended)
+        or (suspended is not None and suspended.reason == "Suspending")
+    )
 
 
 def _waits(job: JobState) -> bool:
-    """Whether free room is news for a job: it has no place, or not the one it should have."""
-    is_unplaced = any(c.type == "Placed" and c.status == "False" for c in job.status.conditions)
-    return _holds_room(job) and (is_unplaced or _is_true(job, "Degraded"))
+    """Whether free room is news for a job: it has not all its places, or not those it should."""
+    conditions = {condition.type: condition for condition in job.status.conditions}
+    is_whole = _is_true(conditions.get("GangReady")) and not _is_true(conditions.get("Degraded"))
+    return _holds_room(job) and not is_whole
+
+
+def _is_true(condition: Condition | None) -> bool:
+    return condition is not None and condition.status == "True"
 
 
 def _stage(heartbeat: JobHeartbeat) -> tuple[int, int, str, int]:
