@@ -229,8 +229,7 @@ def _means(level: Level, word: str) -> bool:
 
 
 def _meaning(chain: _Chain, word: str) -> Level | None:
-    named = [entry for entry in chain if entry[0].name == word]
-    fits = named or [entry for entry in chain if _means(entry[0], word)]
+    fits = [entry for entry in chain if _means(entry[0], word)]
     # Reversed, because max takes the first of equals and the narrowest is meant.
     return max(reversed(fits), key=lambda entry: entry[1])[0] if fits else None
 

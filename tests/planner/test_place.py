@@ -185,6 +185,29 @@ def test_units_spread_over_the_fewest_blocks() -> None:
     assert len({place.rsplit("-", 1)[0] for place in racks_of(answer)}) == 2
 
 
+def test_the_last_units_go_to_the_fullest_block_that_takes_them() -> None:
+    nodes = [
+        *rack("a/b1/r1", *[8] * 8),
+        *rack("a/b2/r1", *[8] * 5),
+        *rack("a/b3/r1", *[8] * 4),
+    ]
+    answer = placed(place(request(4, 4, 4, group="rack"), nodes))
+    assert Counter(racks_of(answer)) == {"a-b1-r1": 8, "a-b3-r1": 4}
+
+
+def test_units_are_numbered_along_the_racks() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 5), *rack("a/b/r2", 8, 8)]
+    answer = placed(place(request(2, 2, group="rack"), nodes))
+    assert racks_of(answer) == ["a-b-r1"] * 2 + ["a-b-r2"] * 2
+
+
+def test_what_is_closest_gives_way_where_it_leaves_a_unit_without_room() -> None:
+    """One block takes the 3 first, but then two units of 2 do not fit the other."""
+    nodes = [*rack("a/b1/r1", *[8] * 4), *rack("a/b2/r1", *[8] * 3), *rack("a/b2/r2", 8)]
+    answer = placed(place(request(3, 2, 2, group="rack"), nodes))
+    assert answer.satisfied
+
+
 def test_of_equal_racks_the_same_name_in_two_zones_is_two_domains() -> None:
     nodes = [*rack("a/b/r1", 8), *rack("c/b/r1", 8)]
     assert refused(place(request(2, group="rack"), nodes)).reason == "NoRoomUnderTopology"
@@ -216,6 +239,15 @@ def test_with_no_level_asked_the_job_takes_the_fewest_racks() -> None:
     assert answer.job_domain == "a/b"
 
 
+def test_with_no_level_asked_the_largest_racks_fill_first_and_the_rest_goes_where_it_fits() -> None:
+    nodes = [node for r, free in enumerate((3, 3, 4, 4)) for node in rack(f"a/b/r{r}", *[8] * free)]
+    answer = placed(place(request(2, 2, 2, 2), nodes))
+    assert Counter(racks_of(answer)) == {"a-b-r2": 4, "a-b-r3": 4}
+    nodes = [node for r, free in enumerate((3, 4, 2)) for node in rack(f"a/b/r{r}", *[8] * free)]
+    answer = placed(place(request(2, 2, 2), nodes))
+    assert Counter(racks_of(answer)) == {"a-b-r1": 4, "a-b-r2": 2}
+
+
 def test_a_unit_that_must_span_is_split_evenly_over_the_fewest_racks() -> None:
     nodes = [
         *rack("a/b/r1", *[8] * 5),
@@ -227,6 +259,48 @@ def test_a_unit_that_must_span_is_split_evenly_over_the_fewest_racks() -> None:
     assert answer.spans == (2,) and not answer.satisfied
     assert answer.domains == ("a/b",)
     assert share_in_one_domain(answer) == 0
+
+
+def test_an_even_split_takes_the_fullest_racks_it_fits() -> None:
+    nodes = [node for r, free in enumerate((5, 4, 3, 3)) for node in rack(f"a/b/r{r}", *[8] * free)]
+    answer = placed(place(request(6, group="rack", relax=True), nodes))
+    assert Counter(racks_of(answer)) == {"a-b-r2": 3, "a-b-r3": 3}
+
+
+def test_a_split_unit_stays_in_the_fullest_block_with_room() -> None:
+    nodes = [
+        *rack("a/b1/r1", *[8] * 3),
+        *rack("a/b1/r2", *[8] * 3),
+        *rack("a/b2/r1", *[8] * 3),
+        *rack("a/b2/r2", 8, 8),
+    ]
+    answer = placed(place(request(4, group="rack", relax=True), nodes))
+    assert Counter(racks_of(answer)) == {"a-b2-r1": 2, "a-b2-r2": 2}
+    # The enclosing domain is the cluster here, as the whole unit and the split one need two blocks.
+    both = placed(place(request(4, 3, 4, group="rack", relax=True), nodes))
+    assert both.spans.count(1) == 1
+    assert all(domain is not None for domain in both.domains)
+
+
+def test_a_unit_split_over_blocks_takes_the_fewest_of_them() -> None:
+    nodes = [node for b in range(4) for r in range(2) for node in rack(f"a/b{b}/r{r}", 8)]
+    nodes += [node for b in (7, 8) for r in range(2) for node in rack(f"a/b{b}/r{r}", 8, 8)]
+    answer = placed(place(request(7, group="rack", relax=True), nodes))
+    assert {name.split("-")[1] for name in answer.nodes} == {"b7", "b8"}
+
+
+def test_whole_units_count_for_more_than_a_close_job() -> None:
+    nodes = [node for r in range(3) for node in rack(f"a/b1/r{r}", 8, 8)]
+    nodes += rack("a/b2/r1", 8, 8, 8)
+    answer = placed(place(request(3, 3, group="rack", relax=True), nodes))
+    assert sorted(answer.spans) == [1, 2] and answer.job_domain == "a"
+
+
+def test_split_units_stay_in_one_block_where_one_has_room() -> None:
+    nodes = [node for r in range(4) for node in rack(f"a/b1/r{r}", 8, 8)]
+    nodes += [node for r in range(2) for node in rack(f"a/b2/r{r}", 8, 8)]
+    answer = placed(place(request(3, 3, group="rack", relax=True), nodes))
+    assert answer.job_domain == "a/b1"
 
 
 def test_relaxing_loosens_the_groups_before_the_job() -> None:
@@ -252,6 +326,21 @@ def test_every_rack_in_use_gets_a_spare_before_one_gets_two() -> None:
     answer = placed(place(request(3, 3, group="rack", spares=2), nodes))
     assert set(racks_of(answer)) == {"a-b-r1", "a-b-r2"}
     assert {name.rsplit("-", 1)[0] for name in answer.spares} == {"a-b-r1", "a-b-r2"}
+
+
+def test_the_rack_with_most_pods_gets_the_first_spare() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 4), *rack("a/b/r2", *[8] * 8)]
+    one = placed(place(request(3, 3, 3, group="rack", spares=1), nodes))
+    assert Counter(racks_of(one)) == {"a-b-r1": 3, "a-b-r2": 6}
+    assert one.spares[0].startswith("a-b-r2")
+    two = placed(place(request(3, 3, 3, group="rack", spares=2), nodes))
+    assert [name.rsplit("-", 1)[0] for name in two.spares] == ["a-b-r1", "a-b-r2"]
+
+
+def test_a_second_spare_stays_beside_pods() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 5), *rack("a/b/r2", *[8] * 9)]
+    answer = placed(place(request(3, group="rack", spares=2), nodes))
+    assert all(name.startswith("a-b-r1") for name in (*answer.nodes, *answer.spares))
 
 
 def test_a_unit_leaves_a_full_rack_to_have_its_spare_beside_it() -> None:

@@ -126,7 +126,7 @@ def test_placing_anew_may_use_what_the_job_holds() -> None:
 
 
 def test_nothing_left_says_why_and_relax_takes_what_is_near() -> None:
-    nodes = [*rack("a/b1/r1", 8, 8), *rack("a/b1/r2", 8), *rack("a/b2/r1", 8)]
+    nodes = [*rack("0/b/r1", 8), *rack("a/b1/r1", 8, 8), *rack("a/b1/r2", 8), *rack("a/b2/r1", 8)]
     asked = request(2, group="rack")
     current = placed(place(asked, nodes))
     assert refused(lose(asked, nodes, current, 1)).reason == "NoRoomUnderTopology"
@@ -145,8 +145,49 @@ def test_a_relaxed_group_is_mended_in_the_racks_it_has() -> None:
     assert moved(current, new) == {0} and new.spans == current.spans == (2,)
 
 
+def test_a_group_that_spans_and_must_not_moves_as_a_whole() -> None:
+    nodes = [*rack("a/b/r1", 8, 8), *rack("a/b/r2", 8, 8), *rack("a/b/r4", 8)]
+    asked = request(3, 1, group="rack", relax=True)
+    current = placed(place(asked, nodes))
+    assert current.spans == (2, 1)
+    more = [*nodes, *rack("a/b/r3", *[8] * 3)]
+    strict = changed(asked, on_unsatisfied="Wait")
+    new = placed(lose(strict, more, current, 0))
+    assert moved(current, new) == {0, 1, 2} and new.satisfied
+
+
+def test_the_least_damaged_groups_are_mended_first() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 11), *rack("a/b/r2", *[8] * 3)]
+    asked = request(3, 3, 3, group="rack")
+    current = placed(place(asked, nodes[:11]))
+    new = placed(lose(asked, nodes, current, 0, 1, 3, 6))
+    assert moved(current, new) == {0, 1, 2, 3, 6}
+    assert Counter(racks_of(new)) == {"a-b-r1": 6, "a-b-r2": 3}
+
+
+def test_a_group_whose_pods_all_failed_stays_in_its_rack() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 4), *rack("a/b/r2", 8, 8), *rack("a/b/r3", 8, 8)]
+    asked = request(2, 2, group="rack")
+    current = placed(place(asked, nodes[:6]))
+    freed = [
+        changed(n, free=8) if n.name in current.nodes[:2] else n for n in after(nodes, current)
+    ]
+    assert racks_of(current)[:2] == ["a-b-r1"] * 2
+    assert placed(replace(asked, freed, current=current, lost={0, 1})) == current
+
+
+def test_a_lost_spare_is_replaced_where_it_was() -> None:
+    nodes = [*rack("a/b/r1", *[8] * 5), *rack("a/b/r2", *[8] * 5)]
+    asked = request(3, 3, group="rack", spares=2)
+    current = placed(place(asked, nodes))
+    left = after(nodes, current, without={current.spares[1]})
+    new = placed(replace(asked, left, current=current, lost=set()))
+    assert new.nodes == current.nodes
+    assert [name.rsplit("-", 1)[0] for name in new.spares] == ["a-b-r1", "a-b-r2"]
+
+
 def test_with_no_level_asked_the_closest_node_is_taken() -> None:
-    nodes = [*rack("a/b/r1", *[8] * 3), *rack("a/b/r2", *[8] * 2), *rack("c/b/r1", 8, 8)]
+    nodes = [*rack("0/b/r1", 8, 8), *rack("a/b/r1", *[8] * 3), *rack("a/b/r2", *[8] * 2)]
     asked = request(2, 2)
     current = placed(place(asked, nodes))
     new = placed(lose(asked, nodes, current, current.nodes.index("a-b-r1-0")))
