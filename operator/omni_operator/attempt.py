@@ -1,0 +1,300 @@
+"""Why a new attempt is opened, or the job given up: a start, a resume, a fault, a request, a slot
+that was taken, too little room. Each opens it with one write that holds all it counts. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from omni_contract.faults import FAULTS
+from omni_contract.names import ANNOTATION_RESTART, TRAINER_CONTAINER, Exit
+from omni_contract.plan import JobPlan
+from omni_contract.records import History
+from omni_contract.spec_run import FaultClass, RestartAction
+from omni_contract.status import ExcludedNode, Incident, JobStatus, read_time, write_time
+from omni_operator.case import Case
+from omni_operator.ending import is_stopped
+from omni_operator.faults import describe, find_cause, gave_up, released_since_s
+from omni_operator.gang import pods_by_name
+from omni_operator.incidents import add_incident, open_incident
+from omni_operator.placing import can_move
+from omni_operator.state import PodFault
+from omni_operator.status import clip, count, history_of, merge_history, with_budget
+from omni_operator.status_life import fail, open_attempt
+from omni_operator.steps import Step
+from omni_planner.restart import decide_restart
+
+_SETTLE_S = 10.0
+"""Pods that only lost a peer are often told of before the one that fell first."""
+_HANG_MARGIN_S = 60.0
+"""The supervisors see a hang first; the operator only when they do not."""
+_NUM_EXCLUDED = 64
+_NEW_PODS = (RestartAction.REPLACE_POD, RestartAction.RESTART_GROUP)
+
+
+def begin(case: Case) -> Step | None:
+    """The first attempt, the one after a suspension, and one that somebody asks for."""
+    status, observed = case.status, case.observed
+    asked = observed.job.annotations.get(ANNOTATION_RESTART)
+    if not status.attempt or is_stopped(case):
+        return _open(case, None, message="" if not status.attempt else "a suspension")
+    if asked is not None and asked != status.restart_handled:
+        said = f"annotation {ANNOTATION_RESTART} was set to {asked!r}"
+        return _open(case, RestartAction.RESTART_JOB, message=said)
+    return None
+
+
+def shrink(case: Case, plan: JobPlan, why: str) -> Step:
+    """Go on with a plan of fewer nodes. The job keeps it when room for all returns, until its next
+    start or RestartJob, which tries all of them again."""
+    action = None if case.status.opened_by is None else RestartAction.RESTART_JOB
+    return _open(case, action, plan=plan, message=why)
+
+
+def replan(case: Case) -> Step:
+    """Place the whole job anew, because the plan of its attempt is lost."""
+    said = f"the ConfigMap of plan {case.status.plan_hash} was deleted and the spec has changed"
+    return _open(case, RestartAction.RESTART_JOB, message=said)
+
+
+def respond(case: Case) -> Step | None:
+    """What follows the faults of the attempt; None: there are none to act upon, now."""
+    faults = list(_to_act_upon(case))
+    if not faults:
+        return None
+    cause = find_cause(faults)
+    if _may_be_a_consequence(cause, case):
+        return None
+    return answer(case, cause, faults)
+
+
+def answer(case: Case, cause: PodFault, faults: Sequence[PodFault]) -> Step:
+    """Open the attempt that mends a fault, or give the job up."""
+    status = case.status
+    ends = [fault.end for fault in faults if fault.end is not None]
+    ends = [end for end in ends if end.attempt == status.attempt]
+    budget = status.budget
+    for end in ends:
+        budget = merge_history(budget, end.history)
+    status = with_budget(status, budget)
+    step = max([status.progress.step, *(end.step for end in ends)])
+    decision = decide_restart(
+        cause.fault,
+        step=step,
+        history=history_of(budget),
+        spec=case.spec.restart,
+        where="by_operator",
+        previous=previous_action(status, cause.fault, step=step),
+    )
+    action = decision.action
+    if action in _NEW_PODS and not cause.pod:
+        action = RestartAction.RESTART_JOB  # Nobody knows which pod it was.
+    if gave_up(cause):
+        action = RestartAction.FAIL_JOB
+    told = case.tell(status)
+    incident = open_incident(cause, action, observed=told.observed)
+    said = f"{cause.fault}: {describe(cause)}"
+    if action is not RestartAction.FAIL_JOB:
+        told = told.tell(_exclude_nodes(told, faults))
+        return _open(told, action, history=decision.history, incident=incident)
+    reason: str = "GaveUp" if decision.action is not action else decision.reason
+    if decision.reason == "NotRestartable":
+        reason = str(cause.fault)
+    message = f"{said}; {decision.message}" if decision.message else said
+    return case.transition(fail(add_incident(status, incident), told.observed, reason, message))
+
+
+def previous_action(status: JobStatus, fault: FaultClass, *, step: int) -> RestartAction | None:
+    """What was done about the same class when it struck last; None where a step was made since.
+
+    The last `without_progress` restarts that were counted are those since the last new step.
+    """
+    if step > status.budget.highest_step:
+        return None
+    left = status.budget.without_progress
+    for incident in reversed(status.incidents):
+        if FAULTS[incident.fault].budget != "none":
+            if not left:
+                return None
+            left -= 1
+        if incident.fault is fault:
+            return incident.action
+    return None
+
+
+def find_pending(case: Case) -> PodFault | None:
+    """A released attempt of which not all pods run in time."""
+    observed, spec = case.observed, case.spec
+    released_s, placement = released_since_s(observed), observed.placement
+    if released_s is None or placement is None:
+        return None
+    waited_s = observed.now_s - released_s
+    if waited_s < spec.restart.ready_after_seconds:
+        return None
+    pods = pods_by_name(observed)
+    late = []
+    for index, placed in enumerate(placement.pods):
+        pod = pods.get(placed.name)
+        trainer = None if pod is None else pod.container(TRAINER_CONTAINER)
+        if trainer is None or (trainer.running_since_s is None and not trainer.is_terminated):
+            late.append((index, placed, pod))
+    if not late:
+        return None
+    index, placed, pod = late[0]
+    why = "" if pod is None or pod.scheduled is None else pod.scheduled[2]
+    return PodFault(
+        fault=FaultClass.PENDING_TIMEOUT,
+        pod=placed.name,
+        index=index,
+        node=placed.node,
+        time_s=released_s + spec.restart.ready_after_seconds,
+        message=f"{len(late)} of {count(len(placement.pods), 'pod')} do not run "
+        f"{waited_s:.0f} s after they were released (restart.readyAfterSeconds "
+        f"{spec.restart.ready_after_seconds:g}), such as {placed.name}{': ' if why else ''}{why}",
+    )
+
+
+def find_hang(case: Case) -> tuple[PodFault | None, float | None]:
+    """A job that makes no step, by the operator's clock; else the seconds until it would be one."""
+    observed, restart = case.observed, case.spec.restart
+    running = case.status.condition("Running")
+    if running is None or running.status != "True" or not observed.watch_is_healthy:
+        return None, None
+    progress = observed.progress
+    if progress is None or progress.heartbeat.attempt != case.status.attempt:
+        since_s, field = read_time(running.last_transition_time), "startAfterSeconds"
+        said = "no heartbeat came"
+    else:
+        beat = progress.heartbeat
+        since_s = progress.step_since_s
+        field = "hangAfterSeconds" if beat.phase == "training" else "startAfterSeconds"
+        said = f"the job is {beat.phase} at step {beat.step}"
+    allowed = {
+        "hangAfterSeconds": restart.hang_after_seconds,
+        "startAfterSeconds": restart.start_after_seconds,
+    }
+    limit_s = allowed[field] + _HANG_MARGIN_S
+    stood_s = observed.now_s - since_s
+    if stood_s < limit_s:
+        return None, limit_s - stood_s
+    fault = PodFault(
+        fault=FaultClass.HANG,
+        pod="",
+        index=None,
+        node=None,
+        time_s=since_s,
+        message=f"{said} and nothing changed for {stood_s:.0f} s "
+        f"(restart.{field} {allowed[field]:g} and {_HANG_MARGIN_S:g} s for the supervisors)",
+    )
+    return fault, None
+
+
+def withdraw(case: Case, index: int, message: str) -> Step:
+    """Give the attempt up before it ran, because a slot of it is taken."""
+    placement, now_s = case.observed.placement, case.observed.now_s
+    assert placement is not None
+    placed = placement.all_pods[index]
+    fault = PodFault(
+        fault=FaultClass.PENDING_TIMEOUT,
+        pod=placed.name,
+        index=index if index < len(placement.pods) else None,
+        node=placed.node,
+        time_s=now_s,
+        message=message,
+    )
+    return answer(case, fault, [fault])
+
+
+def backoff_s(status: JobStatus) -> float:
+    """Seconds an attempt waits before it is placed: more after each one that was withdrawn in a
+    row, as others seem to want the same nodes."""
+    withdrawn = 0
+    for incident in reversed(status.incidents):
+        if incident.fault is not FaultClass.PENDING_TIMEOUT:
+            break
+        withdrawn += 1
+    return 0.0 if withdrawn < 2 else min(300.0, 5.0 * 2.0 ** (withdrawn - 2))
+
+
+def _open(
+    case: Case,
+    action: RestartAction | None,
+    *,
+    plan: JobPlan | None = None,
+    message: str = "",
+    history: History | None = None,
+    incident: Incident | None = None,
+) -> Step:
+    observed, status = case.observed, case.status
+    if plan is None and action in (None, RestartAction.RESTART_JOB):
+        plan = case.new_plan()
+    # Else the plan stays: the data services that live on hold it.
+    plan_hash = plan.hash if plan is not None else status.plan_hash
+    num_nodes = plan.layout.num_nodes if plan is not None else status.num_nodes
+    assert plan_hash is not None and num_nodes is not None
+    opened = open_attempt(
+        status,
+        observed,
+        opened_by=action,
+        plan_hash=plan_hash,
+        num_nodes=num_nodes,
+        history=history,
+        incident=incident,
+        message=message,
+    )
+    # Whoever asked for a restart has got one, whatever it was for.
+    asked = observed.job.annotations.get(ANNOTATION_RESTART)
+    opened = opened.model_copy(update={"restart_handled": asked})
+    return case.transition(opened, plan)
+
+
+def _to_act_upon(case: Case) -> Iterator[PodFault]:
+    """Faults of ranked pods. A node that is only to be left is left when there is another one."""
+    observed = case.observed
+    found = [fault for fault in case.faults if fault.index is not None]
+    yield from _gated_again(case)
+    unwanted = [fault for fault in found if fault.fault is FaultClass.NODE_TAINTED]
+    yield from (fault for fault in found if fault.fault is not FaultClass.NODE_TAINTED)
+    plan = observed.plan
+    if unwanted and plan is not None and can_move(observed, plan, {f.pod for f in unwanted}):
+        yield from unwanted
+
+
+def _gated_again(case: Case) -> Iterator[PodFault]:
+    """Pods that were deleted after the release and made again by an operator that did not know."""
+    observed = case.observed
+    if released_since_s(observed) is None or observed.placement is None:
+        return
+    pods = pods_by_name(observed)
+    for index, placed in enumerate(observed.placement.pods):
+        pod = pods.get(placed.name)
+        if pod is not None and pod.is_gated:
+            yield PodFault(
+                fault=FaultClass.POD_DELETED,
+                pod=placed.name,
+                index=index,
+                node=placed.node,
+                time_s=pod.created_s,
+                message="the pod was deleted after it was released, and not by the operator",
+            )
+
+
+def _may_be_a_consequence(cause: PodFault, case: Case) -> bool:
+    """Whether the pod only lost a peer, and what happened to that one may still be told."""
+    is_told = cause.fault is FaultClass.RENDEZVOUS and cause.exit_code == Exit.PEER_LOST
+    return is_told and case.observed.now_s < cause.time_s + _SETTLE_S
+
+
+def _exclude_nodes(case: Case, faults: Sequence[PodFault]) -> JobStatus:
+    """Leave nodes with broken devices out for a time; those whose time is over come back."""
+    now_s, status = case.observed.now_s, case.status
+    until = write_time(now_s + case.spec.restart.exclude_node_seconds)
+    added = [
+        ExcludedNode(name=fault.node, until=until, reason=clip(fault.message))
+        for fault in faults
+        if FAULTS[fault.fault].excludes_node and fault.node is not None
+    ]
+    names = {node.name for node in added}
+    kept = [
+        node
+        for node in status.excluded_nodes
+        if read_time(node.until) > now_s and node.name not in names
+    ]
+    return status.model_copy(update={"excluded_nodes": [*kept, *added][-_NUM_EXCLUDED:]})

@@ -1,0 +1,94 @@
+"""What is to be done about a job now: the order in which its life is looked at. Pure, and safe to
+ask again at any point: whatever was done before, the answer is the next step."""
+
+from dataclasses import replace
+
+from omni_contract.errors import SpecError
+from omni_contract.placement import JobPlacement
+from omni_operator import ending
+from omni_operator.attempt import answer, begin, find_hang, find_pending, respond
+from omni_operator.case import Case, read_file
+from omni_operator.faults import find, next_look_s, released_since_s
+from omni_operator.settings import Settings
+from omni_operator.starting import end_strangers, find_place, start
+from omni_operator.state import Observed
+from omni_operator.status import count
+from omni_operator.status_life import accept, refuse
+from omni_operator.status_progress import absorb_heartbeat
+from omni_operator.steps import Step
+from omni_planner.compile import compile_plan
+
+_STARTING_S = 10.0
+"""While containers start. Their events come sooner."""
+
+
+def decide(observed: Observed, settings: Settings) -> Step:
+    """The next step of a job."""
+    if observed.job.is_deleting:
+        # All that belongs to the job goes with it, also while no operator runs.
+        return Step(status=observed.job.status)
+    case = read_case(observed, settings)
+    if isinstance(case, Step):
+        return case
+    if ending.is_over(case):
+        return ending.clean_up(case)
+    for look in (ending.end_completed, ending.stop, ending.end_overdue, begin):
+        step = look(case)
+        if step is not None:
+            return step
+    placement = case.observed.placement
+    if placement is None:
+        return find_place(case)
+    case = replace(case, faults=tuple(find(case.observed, case.spec)))
+    step = respond(case)
+    if step is not None:
+        return step
+    if released_since_s(case.observed) is None:
+        return start(case, placement)
+    return _run(case, placement)
+
+
+def read_case(observed: Observed, settings: Settings) -> Case | Step:
+    """The case of a job by its spec of now; while that is invalid by the spec its plan was made
+    of, and without one nothing is done but saying so."""
+    job = observed.job
+    file = None
+    try:
+        file = read_file(job)
+        if not job.status.attempt:
+            compile_plan(file)  # Some mistakes show only here.
+    except SpecError as error:
+        status = refuse(job.status, observed, error)
+        if observed.plan is None:
+            return Step(status=status)
+        spec, file = observed.plan.spec, None
+    else:
+        spec, resources = file.spec, file.spec.resources
+        size = f"{count(resources.nodes, 'node')} with {count(resources.ranks_per_node, 'rank')}"
+        status = accept(job.status, observed, f"the spec is valid: {size} each")
+    status = absorb_heartbeat(status, observed)
+    return Case(observed=observed, settings=settings, spec=spec, file=file).tell(status)
+
+
+def _run(case: Case, placement: JobPlacement) -> Step:
+    """Look after an attempt that was released."""
+    observed, spec = case.observed, case.spec
+    pending = find_pending(case)
+    hang, hangs_in_s = find_hang(case)
+    for fault in (pending, hang):
+        if fault is not None:
+            return answer(case, fault, [fault])
+    status = case.look()
+    ends = end_strangers(case, placement)
+    is_running = status.holds("Running")
+    times = [
+        next_look_s(observed, spec),
+        hangs_in_s,
+        case.settings.progress_poll_s if is_running else _STARTING_S,
+    ]
+    return Step(
+        status=status,
+        writes=(ends,),
+        needs_objects=True,
+        requeue_after_s=min(time for time in times if time is not None),
+    )

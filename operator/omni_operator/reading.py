@@ -1,0 +1,142 @@
+"""Reads what no watch brings: placements, plans, the progress Lease, and single objects of which
+the view may be behind."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from omni_contract.errors import SpecError
+from omni_contract.names import ANNOTATION_PROGRESS
+from omni_contract.placement import JobPlacement
+from omni_contract.records import JobHeartbeat
+from omni_contract.spec_run import ResourcesSpec
+from omni_operator.api import Api, Raw
+from omni_operator.faults import released_since_s
+from omni_operator.kinds import CONFIG_MAP, JOB, LEASE, POD
+from omni_operator.observe import owner_uid
+from omni_operator.render import ObjectNames
+from omni_operator.render_objects import read_placement, read_plan
+from omni_operator.render_pod import has_gpus
+from omni_operator.state import JobKey, JobState, Observed
+from omni_operator.view import View
+
+_NUM_ASKED = 16
+"""Pods asked for at most before their absence is believed: it takes one that exists to disprove."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobMemory:
+    """What this process knows of a job beside the view. Losing it costs requests only."""
+
+    uid: str
+    published: int = 0
+    """Newest attempt whose placement is known to be in the API. One that was only chosen may not be
+    acted upon: after a crash another one would be chosen."""
+    asked: int = 0
+    """Newest attempt whose placement was asked for."""
+    plan_hash: str | None = None
+    objects_s: float = 0.0
+    """When the objects that pods need were made sure of, for that plan."""
+    lease_s: float = 0.0
+    """When the progress Lease was read."""
+    status_s: float = 0.0
+    """When the status was written."""
+
+
+class Reader:
+    """Asks the API server and tells the view."""
+
+    def __init__(self, *, view: View, cluster: Api) -> None:
+        self._view = view
+        self._cluster = cluster
+
+    async def read_attempt(self, job: JobState, memory: JobMemory) -> None:
+        """Make the placements and the plan of a job's attempt known, where they are not."""
+        status = job.status
+        if not status.attempt:
+            return
+        if memory.asked < status.attempt:
+            if not await self.read_placement(job, status.attempt, memory):
+                await self.read_placement(job, status.attempt - 1, memory)
+            memory.asked = status.attempt
+        if status.plan_hash is not None and self._view.plan(status.plan_hash) is None:
+            name = ObjectNames.of(job).plan(status.plan_hash)
+            raw = await self._cluster.get(CONFIG_MAP, job.key.namespace, name)
+            if raw is not None and owner_uid(raw) == job.uid:
+                self._view.note_plan(read_plan(raw))
+
+    async def read_progress(self, job: JobState, memory: JobMemory, now_s: float) -> None:
+        """Read the heartbeat of a job."""
+        name = ObjectNames.of(job).progress_lease
+        raw = await self._cluster.get(LEASE, job.key.namespace, name)
+        memory.lease_s = now_s
+        beat, renewed = None, None
+        if raw is not None and owner_uid(raw) == job.uid:
+            text = (raw["metadata"].get("annotations") or {}).get(ANNOTATION_PROGRESS)
+            renewed = (raw.get("spec") or {}).get("renewTime")
+            try:
+                beat = None if text is None else JobHeartbeat.model_validate_json(text)
+            except ValidationError:
+                beat = None  # Written by a trainer of another version: as good as silence.
+        self._view.note_progress(job.uid, beat, renewed, now_s)
+
+    async def read_job(self, job: JobState) -> frozenset[JobKey]:
+        """See a job as it is now."""
+        raw = await self._cluster.get(JOB, job.key.namespace, job.key.name)
+        if raw is None:
+            return self._view.see_job("DELETED", _end_of(job.uid))
+        return self._view.see_job(None, raw)
+
+    async def read_pods(self, observed: Observed, names: Sequence[str]) -> frozenset[JobKey]:
+        """See pods as they are now, or that they are not."""
+        known = {pod.name: pod.uid for pod in observed.pods}
+        asked = names[:_NUM_ASKED]
+        namespace = observed.job.key.namespace
+        answers = await asyncio.gather(*(self._cluster.get(POD, namespace, n) for n in asked))
+        keys = frozenset[JobKey]()
+        for name, raw in zip(asked, answers, strict=True):
+            uid = known.get(name)
+            if uid is not None and (raw is None or raw["metadata"]["uid"] != uid):
+                keys |= self._view.see_pod("DELETED", _end_of(uid))
+            if raw is not None:
+                keys |= self._view.see_pod(None, raw)
+        return keys
+
+    def note_placement(self, job: JobState, placement: JobPlacement) -> None:
+        """Remember and reserve what an attempt takes."""
+        resource, amount = _claim(job)
+        self._view.note_placement(job.uid, placement, resource=resource, amount=amount)
+
+    async def read_placement(self, job: JobState, attempt: int, memory: JobMemory) -> bool:
+        """Go by the placement of an attempt that is in the API, if one is."""
+        name = ObjectNames.of(job).placement(attempt)
+        raw = await self._cluster.get(CONFIG_MAP, job.key.namespace, name)
+        if raw is None or owner_uid(raw) != job.uid:
+            return False
+        self.note_placement(job, read_placement(raw))
+        memory.published = max(memory.published, attempt)
+        return True
+
+
+def doubtful_pods(observed: Observed) -> Sequence[str]:
+    """Pods of a released attempt that the view lacks or shows with a gate: it may be behind."""
+    if observed.placement is None or released_since_s(observed) is None:
+        return ()
+    sound = {pod.name for pod in observed.pods if not pod.is_gated}
+    return [pod.name for pod in observed.placement.all_pods if pod.name not in sound]
+
+
+def _claim(job: JobState) -> tuple[str, int]:
+    """Resource and amount that a pod of the job holds; the other fields may be wrong meanwhile."""
+    try:
+        resources = ResourcesSpec.parse(job.raw_spec.get("resources") or {}, path="spec.resources")
+    except SpecError:
+        resources = ResourcesSpec()
+    amount = resources.ranks_per_node if has_gpus(resources) else 0
+    return resources.gpu_resource, amount
+
+
+def _end_of(uid: str) -> Raw:
+    return {"metadata": {"uid": uid}}

@@ -1,0 +1,197 @@
+"""Carries one job a step further: read what no watch brings, decide, write, report.
+
+It may be ended between any two writes, and two processes may do it at once for a while: names are
+made of attempt and index, and what counts is written only over the version it was decided from.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from omni_contract.plan import JobPlan
+from omni_operator.api import Api, Conflict, NotFound, QuotaExceeded
+from omni_operator.case import Case
+from omni_operator.decide import decide, read_case
+from omni_operator.observe import StatusError
+from omni_operator.reading import JobMemory, Reader, doubtful_pods
+from omni_operator.settings import Settings
+from omni_operator.starting import refuse_for_good, refuse_for_quota
+from omni_operator.state import JobKey, JobState, Observed
+from omni_operator.status import significance
+from omni_operator.steps import Step
+from omni_operator.view import View
+from omni_operator.writing import PodRefused, Writer
+
+_WORDS_S: Final = 5.0
+"""Words alone go into a status at most this often: while 500 pods start they change 500 times."""
+_FRESH_S: Final = 1.0
+"""A heartbeat this old is read again before it decides what counts."""
+
+
+class Reconciler:
+    """Reconciles all jobs, one at a time each. What it remembers it can do without."""
+
+    def __init__(
+        self,
+        *,
+        view: View,
+        cluster: Api,
+        settings: Settings,
+        clock: Callable[[], float],
+        wake: Callable[[JobKey], None],
+    ) -> None:
+        self._view = view
+        self._settings = settings
+        self._clock = clock
+        self._wake = wake
+        self._reader = Reader(view=view, cluster=cluster)
+        self._writer = Writer(
+            view=view, cluster=cluster, max_at_once=settings.max_concurrent_writes, wake=wake
+        )
+        self._memories: dict[JobKey, JobMemory] = {}
+
+    async def recall(self) -> None:
+        """Read what earlier processes decided. Before that no job may be placed: it could be given
+        what another one has reserved."""
+
+        async def recall(job: JobState) -> None:
+            await self._reader.read_attempt(job, self._memory(job))
+
+        found = map(self._readable, self._view.keys())
+        await asyncio.gather(*(recall(job) for job in found if job and not _is_over(job)))
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """Move one job a step towards its spec.
+
+        Returns the seconds after which it is to be looked at again if nothing happens before; None:
+        a resync is soon enough. Raises ApiError where it has to be tried again.
+        """
+        job = self._view.job(key)
+        if job is None:
+            self._memories.pop(key, None)
+            return None
+        memory = self._memory(job)
+        if not _is_over(job):
+            await self._reader.read_attempt(job, memory)
+            is_due = self._clock() - memory.lease_s >= self._settings.progress_poll_s
+            if job.status.holds("GangReady") and is_due:
+                await self._reader.read_progress(job, memory, self._clock())
+        decided = self._decide(key)
+        if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
+            decided = self._decide(key)
+        return None if decided is None else await self._carry_out(*decided)
+
+    def _decide(self, key: JobKey) -> tuple[Observed, Step] | None:
+        """Decide and reserve, without a moment in which another job could decide."""
+        observed = self._observe(key)
+        if observed is None:
+            return None
+        step = decide(observed, self._settings)
+        if step.plan is not None:
+            self._view.note_plan(step.plan)
+        if step.placement is not None:
+            self._reader.note_placement(observed.job, step.placement)
+        if step.gives_up_room:
+            for other in self._view.release(observed.job.uid):
+                if other != key:
+                    self._wake(other)
+        return observed, step
+
+    def _observe(self, key: JobKey) -> Observed | None:
+        observed = self._view.observe(key, now_s=self._clock())
+        if observed is None:
+            return None
+        if self._memory(observed.job).published < observed.job.status.attempt:
+            observed = replace(observed, placement=None)
+        return observed
+
+    async def _look_closer(self, observed: Observed) -> bool:
+        """Before something counts: make sure of what the view may be behind of. Returns whether it
+        was looked at anew."""
+        if observed.placement is None:
+            return False
+        job, memory = observed.job, self._memory(observed.job)
+        is_old = self._clock() - memory.lease_s > _FRESH_S
+        if job.status.holds("GangReady") and is_old:
+            await self._reader.read_progress(job, memory, self._clock())
+        doubtful = doubtful_pods(observed)
+        if doubtful:
+            self._wake_all(await self._reader.read_pods(observed, doubtful))
+        return is_old or bool(doubtful)
+
+    async def _carry_out(self, observed: Observed, step: Step) -> float | None:
+        job, memory = observed.job, self._memory(observed.job)
+        if not step.is_transition:
+            try:
+                await self._write(job, step, memory)
+            except QuotaExceeded as exc:
+                step = refuse_for_quota(self._case(observed), exc.message)
+            except PodRefused as exc:
+                step = refuse_for_good(self._case(observed), exc.name, exc.message)
+        return await self._report(job, step, memory)
+
+    async def _write(self, job: JobState, step: Step, memory: JobMemory) -> None:
+        if step.needs_objects and step.plan is not None:
+            await self._ensure_objects(job, step.plan, memory)
+        for group in step.writes:
+            if group:
+                await self._writer.write_group(job, group)
+        if step.placement is not None:
+            attempt = step.placement.attempt
+            # Whoever was first has decided.
+            await self._reader.read_placement(job, attempt, memory)
+
+    async def _ensure_objects(self, job: JobState, plan: JobPlan, memory: JobMemory) -> None:
+        """Once for a plan and process, and again now and then, as people delete things."""
+        now_s = self._clock()
+        is_done = memory.plan_hash == plan.hash
+        if is_done and now_s - memory.objects_s < self._settings.resync_s:
+            return
+        await self._writer.ensure_objects(job, plan)
+        memory.plan_hash, memory.objects_s = plan.hash, now_s
+
+    def _case(self, observed: Observed) -> Case:
+        case = read_case(observed, self._settings)
+        assert isinstance(case, Case), "pods are made by a plan"
+        return case
+
+    async def _report(self, job: JobState, step: Step, memory: JobMemory) -> float | None:
+        """Write the status where that is due. Returns when to look again."""
+        now_s, again_s = self._clock(), step.requeue_after_s
+        due_s = self._due_s(job, step, memory) - now_s
+        if due_s > 0:
+            return due_s if again_s is None else min(again_s, due_s)
+        if step.status != job.status:
+            try:
+                await self._writer.write_status(job, step.status, now_s)
+            except (Conflict, NotFound):
+                self._wake_all(await self._reader.read_job(job))
+                return 0
+            memory.status_s = now_s
+        return again_s
+
+    def _due_s(self, job: JobState, step: Step, memory: JobMemory) -> float:
+        """When the status is to be written at the latest."""
+        waits = {"words": _WORDS_S, "progress": self._settings.status_progress_s}
+        return memory.status_s + waits.get(significance(job.status, step.status), float("-inf"))
+
+    def _memory(self, job: JobState) -> JobMemory:
+        memory = self._memories.get(job.key)
+        if memory is None or memory.uid != job.uid:
+            memory = self._memories[job.key] = JobMemory(uid=job.uid)
+        return memory
+
+    def _readable(self, key: JobKey) -> JobState | None:
+        try:
+            return self._view.job(key)
+        except StatusError:
+            return None
+
+    def _wake_all(self, keys: Iterable[JobKey]) -> None:
+        for key in keys:
+            self._wake(key)
+
+
+def _is_over(job: JobState) -> bool:
+    return job.is_deleting or job.status.holds("Completed") or job.status.holds("Failed")

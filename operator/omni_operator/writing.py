@@ -1,0 +1,176 @@
+"""Writes what was decided. What the API server answers goes into the view at once, because the
+watch tells of it later than the next decision is made."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from omni_contract.plan import JobPlan
+from omni_contract.status import JobStatus
+from omni_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Raw, Refused
+from omni_operator.kinds import EVENT, JOB, POD, Kind, kind_of
+from omni_operator.notes import EventBook, notes_between
+from omni_operator.render_objects import render_objects
+from omni_operator.state import JobKey, JobState
+from omni_operator.steps import Create, Delete, Patch, Write
+from omni_operator.view import View
+
+_LOG: Final = logging.getLogger(__name__)
+_NUM_ASKED: Final = 20_000
+
+
+class PodRefused(Exception):
+    """The API server takes a pod of the job under no circumstances."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.message = message
+
+
+class Writer:
+    """Carries out writes."""
+
+    def __init__(
+        self, *, view: View, cluster: Api, max_at_once: int, wake: Callable[[JobKey], None]
+    ) -> None:
+        self._view = view
+        self._cluster = cluster
+        self._max_at_once = max_at_once
+        self._wake = wake
+        self._book = EventBook()
+        self._asked: OrderedDict[tuple[str, int | None], None] = OrderedDict()
+
+    async def write_group(self, job: JobState, group: Sequence[Write]) -> None:
+        """Do writes side by side; after the first that fails none is begun. Raises what it said."""
+        waiting = iter(group)
+        failures: list[ApiError | PodRefused] = []
+
+        async def work() -> None:
+            for write in waiting:
+                if failures:
+                    return
+                try:
+                    await self._write(job, write)
+                except (ApiError, PodRefused) as exc:
+                    failures.append(exc)
+
+        await asyncio.gather(*(work() for _ in range(min(len(group), self._max_at_once))))
+        if failures:
+            raise failures[0]
+
+    async def write_status(self, job: JobState, status: JobStatus, now_s: float) -> None:
+        """Write a status over the version of the job that it was decided from, and tell people what
+        is new in it. Raises Conflict and NotFound."""
+        key = job.key
+        raw = await self._cluster.patch_status(
+            JOB,
+            key.namespace,
+            key.name,
+            merge_patch(_document(job.status), _document(status)),
+            resource_version=job.resource_version,
+        )
+        self.see(JOB, raw, but=key)
+        for note in notes_between(job.status, status):
+            write = self._book.write_of(job, note, now_s)
+            try:
+                if write.body is not None:
+                    await self._cluster.create(EVENT, write.body)
+                else:
+                    await self._cluster.json_patch(
+                        EVENT, key.namespace, write.name, write.operations
+                    )
+            except NotFound:
+                self._book.forget(write.name)
+            except ApiError as exc:
+                _LOG.info("An Event was not written. job=%s error=%s", key, exc)
+
+    async def ensure_objects(self, job: JobState, plan: JobPlan) -> None:
+        """Have all in place that pods need to run."""
+        objects = render_objects(job, plan)
+        await asyncio.gather(
+            *(self._create(job, kind_of(body), body) for body in objects.created),
+            *(self._cluster.apply(body) for body in objects.applied),
+        )
+
+    def see(self, kind: Kind, raw: Raw, *, but: JobKey) -> None:
+        """Tell the view an answer, and wake the other jobs that it concerns."""
+        for key in self._view.see(kind, "MODIFIED", raw):
+            if key != but:
+                self._wake(key)
+
+    async def _write(self, job: JobState, write: Write) -> None:
+        if isinstance(write, Create):
+            await self._create(job, write.kind, write.body)
+        elif isinstance(write, Patch):
+            await self._patch_pod(job, write)
+        else:
+            await self._delete(job, write)
+
+    async def _patch_pod(self, job: JobState, write: Patch) -> None:
+        namespace = job.key.namespace
+        found: Raw | None
+        try:
+            found = await self._cluster.json_patch(POD, namespace, write.name, write.operations)
+        except (NotFound, Conflict):
+            found = await self._cluster.get(POD, namespace, write.name)  # The view was behind.
+        if found is None or found["metadata"]["uid"] != write.uid:
+            self._view.see_pod("DELETED", {"metadata": {"uid": write.uid}})
+        if found is not None:
+            self.see(POD, found, but=job.key)
+
+    async def _create(self, job: JobState, kind: Kind, body: Mapping[str, Any]) -> None:
+        try:
+            raw = await self._cluster.create(kind, body)
+        except AlreadyExists:
+            if kind is not POD:
+                return
+            # Made before this process, or by one that still believes that it leads.
+            found = await self._cluster.get(kind, job.key.namespace, body["metadata"]["name"])
+            if found is None:
+                return
+            raw = found
+        except Refused as exc:
+            if kind is POD and _is_about_the_pod(exc):
+                raise PodRefused(body["metadata"]["name"], exc.message) from exc
+            raise
+        if kind is POD:
+            self.see(POD, raw, but=job.key)
+
+    async def _delete(self, job: JobState, write: Delete) -> None:
+        """Once is enough: the answer does not say when the object is gone, only the watch does."""
+        asked = (write.uid, write.grace_s)
+        if asked in self._asked:
+            return
+        await self._cluster.delete(
+            write.kind, job.key.namespace, write.name, uid=write.uid, grace_s=write.grace_s
+        )
+        self._asked[asked] = None
+        while len(self._asked) > _NUM_ASKED:
+            self._asked.popitem(last=False)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch from one document to another."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            if inner := merge_patch(before, value):
+                patch[key] = inner
+        elif before != value:
+            patch[key] = value
+    return patch
+
+
+def _is_about_the_pod(refusal: Refused) -> bool:
+    """Whether the pod is refused for what it is, and not because the operator lacks a right or the
+    namespace is on its way out."""
+    ours = ("cannot create resource", "is being terminated")
+    return not any(words in refusal.message for words in ours)
+
+
+def _document(status: JobStatus) -> dict[str, Any]:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
