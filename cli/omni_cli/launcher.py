@@ -26,6 +26,7 @@ from omni_contract.plan import JobPlan
 from omni_contract.records import History, RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_trainer.events import read_events, record_event
+from omni_trainer.supervisor.ending import data_ended_early
 from omni_trainer.supervisor.reaper import end_descendants
 from omni_trainer.supervisor.verdict import Failure, Verdict, decide, history_of
 
@@ -220,11 +221,9 @@ class Launcher:
         """All ranks are done, which is not success where the data ended early."""
         completed = self._completed()
         assert completed is not None
-        if (completed.step or 0) >= self._plan.num_steps:
+        words = data_ended_early(completed.step or 0, self._plan)
+        if words is None:
             return Outcome(exit_code=Exit.OK, message=completed.message)
-        words = (
-            f"{completed.message}; give the sources whenExhausted: repeat, or train fewer tokens"
-        )
         return Outcome(exit_code=Exit.USER, message=words)
 
     def _replace_attempt(self) -> Outcome | None:

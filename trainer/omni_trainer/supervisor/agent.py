@@ -33,7 +33,7 @@ from omni_trainer.events import read_events, record_event, unrecovered_since
 from omni_trainer.supervisor.hang import HangWatch
 from omni_trainer.supervisor.nursery import Nursery
 from omni_trainer.supervisor.rank_processes import RankProcesses, RunLogs, rank_log
-from omni_trainer.supervisor.reaper import end_descendants
+from omni_trainer.supervisor.reaper import count_oom_kills, end_descendants
 from omni_trainer.supervisor.rendezvous import PlanRendezvous
 from omni_trainer.supervisor.tail import Tail
 from omni_trainer.supervisor.verdict import (
@@ -171,7 +171,7 @@ class NodeAgent(LocalElasticAgent):
             self._nursery = self._nursery.reborn()
         self._failures = {}
         self._hung = {}
-        self._oom_kills = _count_oom_kills()
+        self._oom_kills = count_oom_kills()
         self._highest_step = self.highest_step
         if generation == 0 and self._node.peers_file is not None:
             addresses = tuple(self._meeting.data_addresses())
@@ -232,8 +232,8 @@ class NodeAgent(LocalElasticAgent):
             return RunResult(state=WorkerState.UNHEALTHY) if self._hung else result
         if result.state is WorkerState.SUCCEEDED and not self._meeting.mark_done():
             return RunResult(state=WorkerState.HEALTHY)  # others may yet fail and need our ranks
+        self._watch.look()  # the last step
         if result.state is WorkerState.SUCCEEDED and self._node.node == 0:
-            self._watch.look()
             step, planned = self._watch.highest_step, self._node.plan.num_steps
             message = f"all {planned} steps are done"
             if step < planned:
@@ -284,7 +284,7 @@ class NodeAgent(LocalElasticAgent):
                 message=_message(found, tail),
                 time_s=time.time(),
                 order=self._meeting.draw_order(),
-                out_of_memory=_count_oom_kills() > self._oom_kills,
+                out_of_memory=count_oom_kills() > self._oom_kills,
                 log=log,
                 tail=tail,
             )
@@ -409,20 +409,3 @@ def _message(failure: ProcessFailure, tail: tuple[str, ...]) -> str:
     if isinstance(said, dict):  # written by torch's `record`
         return str(said.get("message", ""))
     return tail[-1] if tail and failure.exitcode > 0 else ""
-
-
-def _count_oom_kills() -> int:
-    """How often the kernel killed for memory in this container so far; 0 where it does not say."""
-    for path, field in (
-        ("/sys/fs/cgroup/memory.events", "oom_kill"),
-        ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"),
-    ):
-        try:
-            lines = Path(path).read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, count = line.partition(" ")
-            if name == field and count.isdigit():
-                return int(count)
-    return 0

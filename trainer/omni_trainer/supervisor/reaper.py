@@ -1,4 +1,4 @@
-"""Process trees on Linux: nothing that a run starts may outlive it."""
+"""Process trees on Linux: nothing that a run starts may outlive it; what the kernel killed."""
 
 import contextlib
 import ctypes
@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 import psutil
 
@@ -51,6 +52,23 @@ def is_descendant(pid: int) -> bool:
         return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
     except psutil.NoSuchProcess:
         return False
+
+
+def count_oom_kills() -> int:
+    """How often the kernel killed for memory in this container so far; 0 where it does not say."""
+    for path, field in (
+        ("/sys/fs/cgroup/memory.events", "oom_kill"),
+        ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"),
+    ):
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, count = line.partition(" ")
+            if name == field and count.isdigit():
+                return int(count)
+    return 0
 
 
 def _descendants(keep: Collection[int]) -> list[psutil.Process]:
