@@ -106,11 +106,11 @@ class _Place:
             return f"pod {self.name} does not exist"
         if pod.is_gated:
             return f"pod {self.name} is not released"
+        if pod.is_terminal and pod.reason:
+            return f"pod {self.name} failed: {with_words(pod.reason, pod.message)}"
         trainer = pod.container(TRAINER_CONTAINER)
         if trainer is not None and trainer.is_terminated:
             return f"pod {self.name} ended with {describe_exit(trainer)}"
-        if pod.is_terminal:
-            return f"pod {self.name} {with_words(pod.reason or 'failed', pod.message)}"
         if pod.deleting_since_s is not None:
             return f"pod {self.name} is being deleted"
         if (wait := waiting(pod)) is not None:

@@ -63,7 +63,7 @@ class Row:
             return str(self.arguments.get("message", ""))
         code = self.arguments["exit_code"]
         pair = {"attempt": attempt, "generation": generation, "exit_code": code}
-        return PodEnd.model_validate(pair | self.end).model_dump_json()
+        return PodEnd.model_validate({**pair, **self.end}).model_dump_json()
 
 
 def _trainer(exit_code: int, **more: Any) -> Mapping[str, Any]:

@@ -13,15 +13,19 @@ from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.records import History, JobHeartbeat
 from omni_contract.status import Condition, JobStatus, write_time
+from omni_operator.faults import find
 from omni_operator.observe import read_pod
 from omni_operator.render_pod import render_pod
 from omni_operator.state import JobState, NodeState, Observed, PodState, Progress, Taint
+from omni_operator.status_life import open_attempt, place, release_gang
+from omni_operator.status_live import refresh
 from tests.cluster.api import Api, ApiError, Object, PatchType
 from tests.cluster.pods import Pods, now
 from tests.contract.jobs import changed
 from tests.operator.rendering import SETTINGS, job_state, place_on, plan_of
 
 NUM_PODS = 4
+BEGIN = JobStatus()
 
 
 def job_file(**restart: Any) -> dict[str, Any]:
@@ -154,6 +158,39 @@ def running_job(
         pods[placed.name] = _run(copy.deepcopy(pod), placed.node, began_s, is_released=is_released)
     nodes = {placed.node: ready_node(placed.node, began_s) for placed in placement.all_pods}
     return Scene(job=job, plan=plan, placement=placement, raw=pods, nodes=nodes, began_s=began_s)
+
+
+def opened(scene: Scene, status: JobStatus = BEGIN, **changes: object) -> JobStatus:
+    arguments: dict[str, object] = {
+        "opened_by": None,
+        "plan_hash": scene.plan.hash,
+        "num_nodes": NUM_PODS,
+    }
+    return open_attempt(status, scene.look(), **(arguments | changes))  # type: ignore[arg-type]
+
+
+def released(scene: Scene) -> JobStatus:
+    """Attempt 1 is opened, placed and released."""
+    status = place(opened(scene), scene.look(), scene.placement, config_map="p-1")
+    return release_gang(status, scene.look())
+
+
+def look(scene: Scene, status: JobStatus, *, after_s: float = 5) -> JobStatus:
+    """One look at the pods."""
+    observed = scene.look(after_s=after_s, status=status)
+    return refresh(status, observed, scene.plan.spec, find(observed, scene.plan.spec))
+
+
+def said(status: JobStatus, type_: str) -> tuple[str, str]:
+    condition = status.condition(type_)
+    assert condition is not None, type_
+    return condition.status, condition.reason
+
+
+def message(status: JobStatus, type_: str) -> str:
+    condition = status.condition(type_)
+    assert condition is not None, type_
+    return condition.message
 
 
 def ready_node(name: str, since_s: float) -> NodeState:
