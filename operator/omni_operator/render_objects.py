@@ -37,11 +37,12 @@ class RenderedObjects:
     service_account: Object
     role: Object
     role_binding: Object
+    """Applied after its role: nobody may bind what cannot be shown to be theirs to give."""
 
     @property
     def applied(self) -> tuple[Object, ...]:
-        """Those that server-side apply keeps as they are here. The binding needs its role."""
-        return (self.service, self.service_account, self.role, self.role_binding)
+        """Those that server-side apply keeps as they are here, in any order."""
+        return (self.service, self.service_account, self.role)
 
     @property
     def created(self) -> tuple[Object, ...]:

@@ -94,6 +94,7 @@ class Writer:
             *(self._create(job, kind_of(body), body) for body in objects.created),
             *(self._cluster.apply(body) for body in objects.applied),
         )
+        await self._cluster.apply(objects.role_binding)  # 404 as long as its role is not there
 
     def see(self, kind: Kind, raw: Raw, *, but: JobKey) -> None:
         """Tell the view an answer, and wake the other jobs that it concerns."""

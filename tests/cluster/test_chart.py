@@ -176,7 +176,7 @@ def test_the_rights_suffice_for_the_objects_of_a_job(
     jobs = jobs_path(namespace)
     job, plan = read_job(cluster.api.create(jobs, raw)), plan_of(raw)
     objects, placement = render_objects(job, plan), place_on(job, plan)
-    for body in objects.applied:
+    for body in (*objects.applied, objects.role_binding):
         operator.patch(kind_of(body).path(namespace, body["metadata"]["name"]), body, kind="apply")
     settings = Settings(image="registry.example/omni:1")
     pods = [render_pod(job, plan, placement, i, settings, History()) for i in range(2)]

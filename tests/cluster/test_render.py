@@ -11,6 +11,7 @@ from omni_operator.kinds import LEASE, POD, kind_of
 from omni_operator.observe import read_job, read_pod
 from omni_operator.render import Object, ObjectNames, annotation_patch, gate_patch
 from omni_operator.render_objects import (
+    RenderedObjects,
     read_placement,
     read_plan,
     render_objects,
@@ -75,6 +76,10 @@ def create(api: Api, body: Object) -> Object:
     return api.request("POST", path, body, query={"fieldValidation": "Strict"})
 
 
+def all_of(objects: RenderedObjects) -> tuple[Object, ...]:
+    return (*objects.created, *objects.applied, objects.role_binding)
+
+
 def apply(api: Api, body: Object) -> Object:
     path = kind_of(body).path(body["metadata"]["namespace"], body["metadata"]["name"])
     return api.patch(path, body, kind="apply")
@@ -95,7 +100,7 @@ def test_pods_pass_restricted_and_hold_no_unknown_field(
 ) -> None:
     job, plan = create_job(cluster, restricted, raw), plan_of(raw)
     placement = place_on(job, plan, spares=1)
-    for body in render_objects(job, plan).applied:
+    for body in all_of(render_objects(job, plan)):
         create(cluster.api, body)
     for index in range(len(placement.all_pods)):
         rendered = render_pod(job, plan, placement, index, SETTINGS, History())
@@ -121,7 +126,7 @@ def test_gated_pods_run_where_the_patch_says_and_are_told_of_later_attempts(
     raw = with_template({})
     job, plan = create_job(cluster, restricted, raw), plan_of(raw)
     placement = place_on(job, plan)
-    for body in (*render_objects(job, plan).applied, *render_objects(job, plan).created):
+    for body in all_of(render_objects(job, plan)):
         create(cluster.api, body)
     for index in range(2):
         create(cluster.api, render_pod(job, plan, placement, index, SETTINGS, History()))
@@ -145,7 +150,8 @@ def test_gated_pods_run_where_the_patch_says_and_are_told_of_later_attempts(
 def test_applying_twice_writes_nothing(cluster: Cluster, namespace: str) -> None:
     raw = with_template({})
     job = create_job(cluster, namespace, raw)
-    for body in render_objects(job, plan_of(raw)).applied:
+    objects = render_objects(job, plan_of(raw))
+    for body in (*objects.applied, objects.role_binding):
         first, second = apply(cluster.api, body), apply(cluster.api, body)
         assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
@@ -166,7 +172,7 @@ def test_rank_0_renews_its_lease_and_can_do_nothing_else(cluster: Cluster, names
     raw = with_template({})
     job = create_job(cluster, namespace, raw)
     objects, names = render_objects(job, plan_of(raw)), ObjectNames.of(job)
-    for body in (*objects.applied, objects.lease):
+    for body in all_of(objects):
         create(cluster.api, body)
     rank0 = Api(cluster.kubeconfig_for(namespace, names.rank0))
     lease = LEASE.path(namespace, names.progress_lease)
@@ -214,7 +220,7 @@ def test_c38_everything_goes_with_the_job_while_no_operator_runs(
     raw = with_template({})
     job, plan = create_job(cluster, namespace, raw), plan_of(raw)
     placement, objects = place_on(job, plan), render_objects(job, plan)
-    bodies = [*objects.applied, *objects.created, render_placement(job, placement)]
+    bodies = [*all_of(objects), render_placement(job, placement)]
     bodies += [render_pod(job, plan, placement, i, SETTINGS, History()) for i in range(2)]
     paths = []
     for body in bodies:

@@ -21,7 +21,12 @@ from tests.operator.rendering import UID, job_state, place_on, plan_of
 
 JOB, PLAN = job_state(DEMO), plan_of(DEMO)
 OBJECTS = render_objects(JOB, PLAN)
-ALL = (*OBJECTS.applied, *OBJECTS.created, render_placement(JOB, place_on(JOB, PLAN)))
+ALL = (
+    *OBJECTS.applied,
+    OBJECTS.role_binding,
+    *OBJECTS.created,
+    render_placement(JOB, place_on(JOB, PLAN)),
+)
 LIMIT_BYTES = 2**20
 
 
