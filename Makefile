@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 PROJECTS := contract planner operator dataloader trainer cli
 PACKAGES := $(foreach project,$(PROJECTS),$(project)/omni_$(project))
 
-.PHONY: setup demo test lint verify manifests clean help
+.PHONY: setup demo test cluster-bin test-cluster dev-cluster lint verify manifests clean help
 
 setup: $(STAMP) ## Install everything into .venv (under 2 s when nothing changed)
 
@@ -33,8 +33,20 @@ $(STAMP): constraints.txt pyproject.toml $(PROJECTS:%=%/pyproject.toml)
 demo: setup ## Train a small job on pictures, speech and text, kill a rank on the way; report in out/demo
 	$(BIN)/omni demo
 
-test: setup ## Run every test
-	$(BIN)/python -m pytest
+test: setup ## Run every test but those of test-cluster
+	$(BIN)/python -m pytest --ignore=tests/cluster
+
+# From Go modules, into the user's cache: about 12 minutes on two cores, once for each set of versions.
+cluster-bin: setup ## Build Kubernetes for the tests (PEERS=1: and what the benchmark compares with)
+	$(BIN)/python -m tests.cluster.go || \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group pyproject.toml:go
+	$(BIN)/python -m tests.cluster.binaries $(if $(PEERS),--peers)
+
+test-cluster: cluster-bin ## Test the operator on a real control plane with simulated nodes
+	$(BIN)/python -m pytest tests/cluster
+
+dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16)
+	$(BIN)/python -m tests.cluster.dev $(if $(NODES),--nodes=$(NODES))
 
 lint: setup ## Check style, types and import layers
 	$(BIN)/ruff check $(PACKAGES) tests
@@ -53,4 +65,4 @@ clean: ## Remove what the other targets wrote, but keep .venv
 	find $(PROJECTS) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done

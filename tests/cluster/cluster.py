@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from tests.cluster.api import Api, Object, wait_for
 
-TOKEN_S: Final = 6 * 3600
+TOKEN_S: Final = 24 * 3600
 
 
 class Cluster:
