@@ -51,7 +51,9 @@ def _convert(
         return _convert(target, definitions, blocks) | described
     if "anyOf" in node and "x-kubernetes-int-or-string" not in node:
         (one,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
-        return _convert(one, definitions, blocks) | described | {"nullable": True}
+        made = _convert(one, definitions, blocks) | described
+        # The API server drops null where it is not nullable, but would hold it against an enum.
+        return made if "enum" in made else made | {"nullable": True}
     made = described | {key: node[key] for key in _KEPT if key in node}
     if "const" in node:
         made["enum"] = [node["const"]]

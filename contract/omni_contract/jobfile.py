@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {"<": [(_MERGE, re.compile(r"<<"))]}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "tag", None) is not None:
             raise _refusal(f"the tag {event.tag} is not for job files; write the value", event)
         return super().compose_node(parent, index)

@@ -90,13 +90,15 @@ class JobSpec(SpecModel):
         (
             f"{_RANKS} % {_STAGES} != 0 || self.batch.globalSequences % ({_RANKS} / {_STAGES} * "
             "(has(self.batch.microbatchSequences) ? self.batch.microbatchSequences : 1)) == 0",
-            "batch.globalSequences must be a multiple of replicas x batch.microbatchSequences",
+            "batch.globalSequences must be a multiple of batch.microbatchSequences x replicas "
+            "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline)",
         ),
         (
             f"{_RANKS} % {_STAGES} != 0 || !has(self.data.reorder) || "
             "!has(self.data.reorder.groupReplicas) || "
             f"({_RANKS} / {_STAGES}) % self.data.reorder.groupReplicas == 0",
-            "data.reorder.groupReplicas must divide the number of replicas",
+            "data.reorder.groupReplicas must divide the number of replicas "
+            "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline)",
         ),
         (
             "!has(self.resources) || !has(self.resources.device) || self.resources.device != 'cpu' "
@@ -155,14 +157,16 @@ def _sizes_that_do_not_divide(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.batch.global_sequences % per_round:
         yield (
             "batch.globalSequences",
-            f"{spec.batch.global_sequences} does not divide among {replicas} replicas of "
+            f"{spec.batch.global_sequences} does not divide among {replicas} replicas "
+            "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline) of "
             f"{spec.batch.microbatch_sequences} sequences a microbatch; "
             f"use a multiple of {per_round}",
         )
     if replicas % spec.data.reorder.group_replicas:
         yield (
             "data.reorder.groupReplicas",
-            f"{spec.data.reorder.group_replicas} does not divide the {replicas} replicas; "
+            f"{spec.data.reorder.group_replicas} does not divide the {replicas} replicas "
+            "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline); "
             f"use one of {divisors(replicas)}",
         )
 

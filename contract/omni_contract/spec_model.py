@@ -23,6 +23,12 @@ Weights = Annotated[Uri, AfterValidator(_refuse_weights)]
 """Saved weights to start from. Refused until they can be loaded."""
 
 
+_NO_WEIGHTS = (
+    "!has(self.weights)",
+    "weights must be left out; this version starts from random weights only",
+)
+
+
 class Modality(StrEnum):
     """A kind of content a sample can hold. Text goes straight to the language model."""
 
@@ -65,6 +71,7 @@ class LlmSpec(SpecModel):
     """Whether the language model learns."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        _NO_WEIGHTS,
         (
             "self.hiddenSize % (2 * self.heads) == 0",
             "hiddenSize must be a multiple of twice the heads",
@@ -116,6 +123,7 @@ class _EncoderSpec(SpecModel):
     """Factor on `train.optimizer.learningRate` for this encoder; below 1 protects weights."""
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        _NO_WEIGHTS,
         (
             "self.hiddenSize % (2 * self.heads) == 0",
             "hiddenSize must be a multiple of twice the heads",

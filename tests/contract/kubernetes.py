@@ -22,11 +22,27 @@ def root_schema() -> Schema:
 def refusals(job: Any, *, old: Any = None) -> list[str]:
     """Why kubectl would be refused; empty where the job is accepted."""
     schema = root_schema()
+    job, old = _dropped(schema, job), _dropped(schema, old)
     # OpenAPI 3.0 is draft 4 of JSON schema, with `nullable` beside it.
     validator = jsonschema.Draft4Validator(_with_null(schema))
     found = [f"{e.json_path}: {e.message}" for e in validator.iter_errors(job)]
     found += list(_unknown(schema, job, "$"))
     return found or list(_broken_rules(schema, job, old, "$"))
+
+
+def _dropped(schema: Schema, value: Any) -> Any:
+    """Without the nulls that the API server drops: those of fields that are not nullable."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            name: inner if child is None else _dropped(child, inner)
+            for name, child, inner in _children(schema, value)
+            if inner is not None or child is None or child.get("nullable")
+        }
+    if isinstance(value, list) and "items" in schema:
+        return [_dropped(schema["items"], inner) for inner in value]
+    return value
 
 
 def _with_null(schema: Schema) -> Schema:

@@ -124,7 +124,6 @@ def test_python_and_kubernetes_accept(path: str, value: Any) -> None:
         ("spec.resources.nodes", 3),
         ("spec.suspend", "yes"),
         ("spec.topology", "rack"),
-        ("spec.podTemplate", None),
         ("metadata.name", "Stamps_1"),
         ("spec.data.sources", {}),
         ("spec.data.sources.My Books", {"uri": "s3://omni/books", "parts": {"text": "txt"}}),
@@ -165,6 +164,29 @@ def test_python_and_kubernetes_refuse(path: str, value: Any) -> None:
     with pytest.raises(SpecError):
         Job.read(job)
     assert refusals(job) != []
+
+
+@pytest.mark.parametrize("path", ["spec.podTemplate", "spec.train.seed", "spec.batch"])
+def test_an_empty_value_is_refused_here_and_left_out_there(path: str) -> None:
+    """tests/cluster/test_fuzz.py asks a real API server."""
+    job = changed(path, None)
+    with pytest.raises(SpecError, match="null"):
+        Job.read(job)
+    assert refusals(job) == refusals(changed(path, ...) if path != "spec.podTemplate" else DEMO)
+
+
+@pytest.mark.parametrize("value", [None, "All"])
+def test_an_enum_may_be_left_empty(value: str | None) -> None:
+    job = changed("spec.keepPods", value)
+    Job.read(job)
+    assert refusals(job) == []
+
+
+def test_weights_are_refused_by_both() -> None:
+    job = changed("spec.model.encoders.image.weights", "s3://omni/vit")
+    with pytest.raises(SpecError):
+        Job.read(job)
+    assert any("random weights only" in said for said in refusals(job))
 
 
 @pytest.mark.parametrize(

@@ -212,13 +212,15 @@ def test_the_demo_job_is_read_with_defaults() -> None:
         (
             "spec.batch.globalSequences",
             15,
-            "spec.batch.globalSequences: 15 does not divide among 2 replicas of 1 sequences a "
-            "microbatch; use a multiple of 2",
+            "spec.batch.globalSequences: 15 does not divide among 2 replicas (resources.nodes x "
+            "resources.ranksPerNode / parallelism.llm.pipeline) of 1 sequences a microbatch; "
+            "use a multiple of 2",
         ),
         (
             "spec.data.reorder.groupReplicas",
             3,
-            "spec.data.reorder.groupReplicas: 3 does not divide the 2 replicas; use one of 1, 2",
+            "spec.data.reorder.groupReplicas: 3 does not divide the 2 replicas (resources.nodes x "
+            "resources.ranksPerNode / parallelism.llm.pipeline); use one of 1, 2",
         ),
         (
             "spec.train.precision",
