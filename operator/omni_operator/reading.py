@@ -67,11 +67,10 @@ class Reader:
             if raw is not None and owner_uid(raw) == job.uid:
                 self._view.note_plan(read_plan(raw))
 
-    async def read_progress(self, job: JobState, memory: JobMemory, now_s: float) -> None:
+    async def read_progress(self, job: JobState, now_s: float) -> None:
         """Read the heartbeat of a job."""
         name = ObjectNames.of(job).progress_lease
         raw = await self._cluster.get(LEASE, job.key.namespace, name)
-        memory.lease_s = now_s
         beat, renewed = None, None
         if raw is not None and owner_uid(raw) == job.uid:
             text = (raw["metadata"].get("annotations") or {}).get(ANNOTATION_PROGRESS)

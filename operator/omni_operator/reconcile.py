@@ -25,8 +25,6 @@ from omni_operator.writing import PodRefused, Writer
 
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
-_FRESH_S: Final = 1.0
-"""A heartbeat this old is read again before it decides what counts."""
 
 
 class Reconciler:
@@ -75,8 +73,8 @@ class Reconciler:
         if not _is_over(job):
             await self._reader.read_attempt(job, memory)
             is_due = self._clock() - memory.lease_s >= self._settings.progress_poll_s
-            if job.status.holds("GangReady") and is_due:
-                await self._reader.read_progress(job, memory, self._clock())
+            if is_due and job.status.holds("GangReady"):
+                await self._read_progress(job)
         decided = self._decide(key)
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)
@@ -107,18 +105,19 @@ class Reconciler:
         return observed
 
     async def _look_closer(self, observed: Observed) -> bool:
-        """Before something counts: make sure of what the view may be behind of. Returns whether it
-        was looked at anew."""
-        if observed.placement is None:
+        """Before something counts: make sure of what the view may be behind of. Returns whether
+        anything was looked at anew."""
+        if observed.placement is None or not observed.job.status.holds("GangReady"):
             return False
-        job, memory = observed.job, self._memory(observed.job)
-        is_old = self._clock() - memory.lease_s > _FRESH_S
-        if job.status.holds("GangReady") and is_old:
-            await self._reader.read_progress(job, memory, self._clock())
-        doubtful = doubtful_pods(observed)
-        if doubtful:
+        await self._read_progress(observed.job)
+        if doubtful := doubtful_pods(observed):
             self._wake_all(await self._reader.read_pods(observed, doubtful))
-        return is_old or bool(doubtful)
+        return True
+
+    async def _read_progress(self, job: JobState) -> None:
+        now_s = self._clock()
+        await self._reader.read_progress(job, now_s)
+        self._memory(job).lease_s = now_s
 
     async def _carry_out(self, observed: Observed, step: Step) -> float | None:
         job, memory = observed.job, self._memory(observed.job)
