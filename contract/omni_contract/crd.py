@@ -1,4 +1,4 @@
-"""Writes what is generated from the job spec: CRD, JSON schema, reference."""
+"""Writes what is generated from the contract: CRD, JSON schema, reference, table of faults."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ import yaml
 
 from omni_contract.crd_docs import job_schema, reference
 from omni_contract.crd_schema import Schema, structural
+from omni_contract.faults_docs import with_fault_table
 from omni_contract.names import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from omni_contract.spec import JOB_NAME_PATTERN, JobSpec
 from omni_contract.status import JobStatus
@@ -25,6 +26,7 @@ _COLUMNS = (
     ("Nodes", "integer", ".spec.resources.nodes", "Pods asked for.", 1),
     ("Queue", "string", ".spec.queueName", "Queue of the quota system.", 1),
 )
+_ROOT = Path(__file__).resolve().parents[2]
 _HEADER = "# Written by `make manifests` from contract/omni_contract; edit there.\n"
 
 
@@ -79,8 +81,10 @@ def _root() -> Schema:
     }
 
 
-def generated() -> dict[str, str]:
-    """Path within the repository and text of every generated file."""
+def generated(root: Path = _ROOT) -> dict[str, str]:
+    """Path within the repository and text of every generated file; of the page about faults only
+    the table is generated, the rest is as it is there."""
+    faults = root / "docs" / "faults.md"
     manifest = _HEADER + yaml.dump(crd(), sort_keys=False, width=100, Dumper=_Dumper)
     schema = json.dumps(job_schema(), indent=2, ensure_ascii=False) + "\n"
     return {
@@ -88,6 +92,7 @@ def generated() -> dict[str, str]:
         "charts/megascale-omni/crds/crd.yaml": manifest,
         "manifests/job.schema.json": schema,
         "docs/job.md": reference(),
+        "docs/faults.md": with_fault_table(faults.read_text() if faults.exists() else ""),
     }
 
 
@@ -104,12 +109,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--root",
         type=Path,
-        default=Path(__file__).resolve().parents[2],
+        default=_ROOT,
         help="the repository (default: the one this module lies in)",
     )
     options = parser.parse_args(arguments)
     different = []
-    for name, text in generated().items():
+    for name, text in generated(options.root).items():
         path = options.root / name
         if path.exists() and path.read_text() == text:
             continue
@@ -118,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     if options.check and different:
-        print(f"{', '.join(different)}: not what the job spec says; run make manifests")
+        print(f"{', '.join(different)}: not what the contract says; run make manifests")
         return 1
     for name in different:
         print(f"wrote {name}")
