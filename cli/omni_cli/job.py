@@ -105,16 +105,19 @@ def status(job: str | None, watch: bool, every: float, **options: str | None) ->
     if not watch:
         console.print(_picture(record, console))
         return Exit.OK
-    return _watch(_looks(kubectl, record, every), console)
+    return _watch(_looks(kubectl, record, every, console), console)
 
 
 def _picture(record: JobRecord, console: Console) -> RenderableType:
     return status_picture(record, Signs.of(console), datetime.now(UTC))
 
 
-def _looks(kubectl: Kubectl, record: JobRecord, every_s: float) -> Iterator[JobRecord]:
+def _looks(
+    kubectl: Kubectl, record: JobRecord, every_s: float, console: Console
+) -> Iterator[JobRecord]:
     """The job again and again. Raises OmniError when it is deleted or the cluster stays away."""
     answered_s = time.monotonic()
+    is_away = False
     uid = record.uid
     while True:
         yield record
@@ -124,7 +127,11 @@ def _looks(kubectl: Kubectl, record: JobRecord, every_s: float) -> Iterator[JobR
         except UnreachableError:
             if time.monotonic() - answered_s > _OUTAGE_S:
                 raise
+            if not is_away:
+                console.print("the cluster does not answer; still trying", style="yellow")
+            is_away = True
             continue
+        is_away = False
         answered_s = time.monotonic()
         if record.uid != uid:
             raise OmniError(f"job {record.name} was deleted, and another one has its name now")
@@ -296,7 +303,7 @@ def restart(job: str | None, wait: bool, **options: str | None) -> int:
     )
     if not wait:
         return Exit.OK
-    for look in _looks(kubectl, record, 2.0):
+    for look in _looks(kubectl, record, 2.0, _console()):
         if look.end is not None:
             click.echo(f"job {record.name} is {look.end}")
             return _exit_code(look)

@@ -95,8 +95,8 @@ def error_of(stderr: str) -> KubectlError:
         return KubectlError(f"{said}. Ask who runs the cluster for this right, or choose -n")
     if re.search(r"Unable to connect|was refused|no such host|i/o timeout|deadline exceeded", said):
         return UnreachableError(
-            f"the cluster does not answer: {said}. Is it up, and is it the one you mean "
-            "(kubectl config current-context)?"
+            "the cluster does not answer. Is it up, and is it the one you mean (kubectl config "
+            f"current-context)? kubectl says: {said}"
         )
     return KubectlError(said or "kubectl failed without a word")
 

@@ -23,6 +23,7 @@ from tests.cli.job_objects import (
 )
 
 Capture = pytest.CaptureFixture[str]
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kubectl.md"
 NO_CRD = """\
 E1130 08:00:00.000000   77 memcache.go:265] "Unhandled Error" err="couldn't get the list"
 error: the server doesn't have a resource type "multimodaltrainingjobs"
@@ -67,6 +68,24 @@ def test_every_command_has_help_and_the_flags_of_kubectl(command: str, capsys: C
     assert said.startswith(f"Usage: kubectl mmtj {command}")
     assert all(flag in said for flag in ("-n, --namespace", "--context", "--kubeconfig"))
     assert all(len(line) <= 90 for line in said.splitlines())
+
+
+def documented() -> list[str]:
+    """Every `kubectl mmtj` line of the document about it."""
+    lines = DOCUMENT.read_text().splitlines()
+    return [line.split(" #")[0].strip() for line in lines if line.startswith("kubectl mmtj ")]
+
+
+@pytest.mark.parametrize("line", documented())
+def test_a_command_in_the_document_exists(line: str, capsys: Capture) -> None:
+    command, *words = line.split()[2:]
+    assert main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert [word for word in words if word.startswith("-") and word not in said] == []
+
+
+def test_the_document_names_every_command() -> None:
+    assert {line.split()[2] for line in documented()} == set(mmtj.commands)
 
 
 def test_nothing_heavy_is_imported() -> None:
@@ -196,6 +215,7 @@ def test_a_watch_outlives_an_api_server_that_is_away(kubectl: FakeKubectl) -> No
         (kubectl.folder / "refusal.txt").unlink()
         said, _ = watch.communicate(timeout=30)
     assert watch.returncode == 0
+    assert said.count("the cluster does not answer; still trying") == 1
     assert "Completed" in said
 
 

@@ -2,6 +2,7 @@
 
 import io
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.cli.job_objects import (
     running_status,
 )
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kubectl.md"
 NOW = datetime(2026, 1, 1, 8, 12, tzinfo=UTC)
 
 
@@ -317,6 +319,29 @@ def test_the_wide_table_says_why_a_pod_waits() -> None:
     chart = Chart.of(PLACEMENT, [PodRecord.of(pod)])
     said = text_of(placement_table(chart), console_of())
     assert "starting: ImagePullBackOff" in said and "zone-a/r10" in said
+
+
+def test_the_picture_in_the_document_is_what_is_drawn() -> None:
+    racks = ("r1",) * 4 + ("r2",) * 3 + ("r3", "r1")
+    placed = [
+        PlacedPod(name=f"p{i}", node=f"n{i}", born=1, path=("zone-a", rack))
+        for i, rack in enumerate(racks)
+    ]
+    placement = JobPlacement(
+        attempt=2,
+        plan_hash="x",
+        pods=tuple(placed[:8]),
+        spares=tuple(placed[8:]),
+        units=((0, 1, 2, 3), (4, 5, 6, 7)),
+        levels=("zone", "rack"),
+        group_within="rack",
+        spans=(1, 2),
+        job_domain="zone-a",
+    )
+    phases = ["Running"] * 6 + ["Failed", "Pending", "Running"]
+    pods = [a_pod(f"p{i}", i, phase=phase) for i, phase in enumerate(phases)]
+    said = [line.rstrip() for line in drawn(placement, *pods).splitlines()]
+    assert "\n".join(said) in DOCUMENT.read_text()
 
 
 def test_units_have_letters() -> None:
