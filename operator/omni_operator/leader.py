@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from omni_operator.api import ApiError, ApiUnavailable, Raw
 from omni_operator.cluster import Page
 from omni_operator.kinds import JOB, NODE, POD, Kind
+from omni_operator.observe import StatusError
 from omni_operator.queue import Queue
 from omni_operator.state import JobKey
 from omni_operator.view import Event, View
@@ -114,9 +115,10 @@ class Leader:
             began_s = time.monotonic()
             try:
                 after_s = await self._reconciler.reconcile(key)
-            except ApiUnavailable as exc:
-                outcome, again_s = "unavailable", self._queue.fail(key)
-                _LOG.warning("No answer. job=%s again_s=%.1f error=%s", key, again_s, exc)
+            except (ApiError, StatusError) as exc:
+                outcome = "unavailable" if isinstance(exc, ApiUnavailable) else "refused"
+                again_s = self._queue.fail(key)
+                _LOG.warning("A job has to wait. job=%s again_s=%.1f error=%s", key, again_s, exc)
             except Exception:  # a mistake of ours about one job must not stop all others
                 outcome, again_s = "error", self._queue.fail(key)
                 _LOG.exception("A job could not be reconciled. job=%s again_s=%.1f", key, again_s)

@@ -1,17 +1,16 @@
 """Runs the operator: `python -m omni_operator.main`. The only door to kopf, which watches the
 cluster and calls nothing but the view."""
 
-import argparse
 import asyncio
 import itertools
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -23,125 +22,16 @@ from omni_operator.health import Answer, Pulse, serve
 from omni_operator.kinds import Kind
 from omni_operator.leader import WATCHED, Leader
 from omni_operator.lease import Elector, LeaseLost
+from omni_operator.options import Options, parse
 from omni_operator.queue import Queue
 from omni_operator.reconcile import Reconciler
-from omni_operator.settings import Settings
-from omni_operator.telemetry import Telemetry
+from omni_operator.telemetry import Telemetry, load_span_exporter
 from omni_operator.view import View
 
 _LOG: Final = logging.getLogger("omni_operator")
-_DEFAULTS: Final = Settings(image="")
 _IDLE_S: Final = 180.0
 _LAG_S: Final = 10.0
 _ENDING_S: Final = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the command line says."""
-
-    settings: Settings
-    lease_namespace: str
-    lease_name: str
-    port: int
-    log_level: str
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line. Ends the process where it is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m omni_operator.main",
-        description="Runs MultimodalTrainingJobs: places their pods, starts them all at once and "
-        "replaces what fails. Several may run: the one that holds the Lease works, others wait.",
-        epilog="The API server is found by KUBECONFIG, else by the pod's service account, else by "
-        "~/.kube/config. On one's own machine: KUBECONFIG=cluster.yaml python -m "
-        "omni_operator.main --image=trainer:dev --lease=default/omni --port=8080",
-    )
-    add = parser.add_argument
-    add("--image", required=True, help="image of trainer and data service where a job names none")
-    add(
-        "--image-pull-policy",
-        default=_DEFAULTS.image_pull_policy,
-        choices=("Always", "IfNotPresent", "Never"),
-        help="when nodes pull it (default: %(default)s)",
-    )
-    add("--priority-class", metavar="NAME", help="of pods whose job names none (default: none)")
-    add("--watched-namespace", metavar="NAME", help="take jobs of this one only (default: of all)")
-    add(
-        "--cluster-domain",
-        default=_DEFAULTS.cluster_domain,
-        metavar="DOMAIN",
-        help="in which pods find each other by name (default: %(default)s)",
-    )
-    add(
-        "--with-kueue",
-        action="store_true",
-        help="jobs with a queueName wait until Kueue admits them",
-    )
-    add(
-        "--lease",
-        required=True,
-        type=_lease,
-        metavar="NAMESPACE/NAME",
-        help="Lease whose holder works; the same for all that run on one cluster",
-    )
-    add(
-        "--port",
-        type=int,
-        default=8080,
-        help="serves /healthz, /readyz and /metrics; 0 takes a free one (default: %(default)s)",
-    )
-    add(
-        "--max-concurrent-writes",
-        type=_positive,
-        default=_DEFAULTS.max_concurrent_writes,
-        metavar="N",
-        help="requests to the API server at once (default: %(default)s)",
-    )
-    add(
-        "--resync-seconds",
-        type=_positive,
-        default=_DEFAULTS.resync_s,
-        metavar="S",
-        help="how often everything is listed and looked at again (default: %(default)s)",
-    )
-    add(
-        "--log-level",
-        default="INFO",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="least important lines that are logged (default: %(default)s)",
-    )
-    read = parser.parse_args(arguments)
-    namespace, name = read.lease
-    return Options(
-        settings=Settings(
-            image=read.image,
-            image_pull_policy=read.image_pull_policy,
-            priority_class=read.priority_class,
-            watched_namespace=read.watched_namespace,
-            cluster_domain=read.cluster_domain,
-            with_kueue=read.with_kueue,
-            max_concurrent_writes=read.max_concurrent_writes,
-            resync_s=read.resync_seconds,
-        ),
-        lease_namespace=namespace,
-        lease_name=name,
-        port=read.port,
-        log_level=read.log_level,
-    )
-
-
-def _lease(text: str) -> tuple[str, str]:
-    namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAMESPACE/NAME")
-    return namespace, name
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
 
 
 class Operator:
@@ -151,7 +41,9 @@ class Operator:
         settings = options.settings
         self._options = options
         self._access = access
-        self._telemetry = Telemetry()
+        self._telemetry = Telemetry(
+            span_exporter=load_span_exporter(os.environ.get("OTEL_TRACES_EXPORTER"))
+        )
         self._cluster = Cluster(
             access,
             max_requests=settings.max_concurrent_writes,
@@ -168,12 +60,16 @@ class Operator:
             # A process that takes the place of one with its host's name is not the one before.
             identity=f"{socket.gethostname()}_{uuid.uuid4()}",
         )
-        view = View()
+        view, queue = View(), Queue()
         self._leader = Leader(
             view=view,
-            queue=Queue(),
+            queue=queue,
             reconciler=Reconciler(
-                view=view, cluster=self._cluster, settings=settings, clock=time.time
+                view=view,
+                cluster=self._cluster,
+                settings=settings,
+                clock=time.time,
+                wake=queue.add,
             ),
             pages=self._cluster.pages,
             meters=self._telemetry,
@@ -199,6 +95,7 @@ class Operator:
             pulse.cancel()
             await self._cluster.close()
             await self._elections.close()
+            self._telemetry.close()
 
     async def _lead(self) -> int:
         self._leads = True
@@ -288,8 +185,43 @@ class Operator:
         )
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Compares nothing with what an object was like before; kopf's own way copies each object of
+    each event several times."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep nothing."""
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Keeps nothing about handlers, neither in objects nor elsewhere."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep nothing."""
+
+    def purge(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+    def touch(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
 def _kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # else it watches CRDs and namespaces, too
     settings.watching.server_timeout = 300

@@ -22,7 +22,8 @@ _NOTHING: Final[Mapping[str, int]] = {}
 
 
 class StatusError(Exception):
-    """A job's status holds something this operator cannot read and must not guess."""
+    """A job's status holds something this operator cannot read and must not guess. Nothing is done
+    about the job then, and no condition tells it: writing one would need the rest of the status."""
 
     def __init__(self, key: JobKey, field: str, value: object) -> None:
         self.key = key
