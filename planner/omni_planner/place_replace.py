@@ -35,8 +35,8 @@ def replace(
     are kept, and topped up where there is room; the lack of one fails nothing.
 
     `nodes` has every node that may be used, also those the job itself runs on, whatever is free
-    there. A plan node whose cluster node is not among them is lost, too. The node of a lost plan
-    node is used again only where `free` says so, that of a held spare always.
+    there. A plan node whose cluster node is not among them is lost, too. A lost plan node goes back
+    to its node where that is offered and `free` says so; the node of a held spare counts as free.
     """
     unknown = unknown_level(request)
     if unknown is not None:
@@ -145,12 +145,12 @@ class _Repair:
             if len(near) < len(lost) or not may_span:
                 self._broken.append(unit)
                 continue
-            common = _Closeness(home, fit.num_levels)
+            close = _Closeness(home, fit.num_levels)
             if fit.group_depth:  # inside the domain, a spare is the last resort
-                near.sort(key=lambda node: (node.name in self._spares, -common.depth(node)))
+                near.sort(key=lambda node: (node.name in self._spares, -close.depth(node)))
             else:
-                near.sort(key=lambda node: (-common.depth(node), node.name in self._spares))
-            self._seat(dict(zip(lost, near, strict=False)))  # the first of them
+                near.sort(key=lambda node: (-close.depth(node), node.name in self._spares))
+            self._seat_lost(lost, near)
 
     def move_units(self) -> bool:
         """Seat the units that could not be mended anew, as near to the others as there is room."""
@@ -159,8 +159,8 @@ class _Repair:
         fit = self._fit
         moved = [index for unit in self._broken for index in self._request.units[unit]]
         others = [node for index, node in self._seats.items() if index not in moved]
-        if not others or not fit.group_depth:
-            return False
+        if not fit.group_depth:
+            return False  # mending had every node to choose from
         held = {node.name for node in others}
         room = [node for node in self.all_free if node.name not in held]
         part = changed(fit, sizes=tuple(fit.sizes[unit] for unit in self._broken), spares=0)
@@ -177,22 +177,14 @@ class _Repair:
     def mend_anywhere(self) -> bool:
         """Seat lost plan nodes as close to their units as there is room, with no level required.
         False where none of the job is left or the nodes are too few."""
-        fit = self._fit
-        job_domains = {node.domain(fit.job_depth) for node in self._seats.values()}
         damaged = self._damaged()
-        if not job_domains or len(self._free) < sum(len(lost) for _, lost in damaged):
+        if not self._seats or len(self._free) < sum(len(lost) for _, lost in damaged):
             return False
         for unit, lost in damaged:
-            home = _Closeness(self._home(unit) or self._seats.values(), fit.num_levels)
-            near = sorted(
-                self._free,
-                key=lambda node: (
-                    node.domain(fit.job_depth) not in job_domains,
-                    -home.depth(node),
-                    node.name in self._spares,
-                ),
-            )
-            self._seat(dict(zip(lost, near, strict=False)))  # the first of them
+            home = self._home(unit) or self._seats.values()
+            close = _Closeness(home, self._fit.num_levels)
+            near = sorted(self._free, key=lambda n: (-close.depth(n), n.name in self._spares))
+            self._seat_lost(lost, near)
         return True
 
     def result(self) -> Placement:
@@ -218,6 +210,18 @@ class _Repair:
             if home:
                 return home
         return [] if self._fit.group_depth else list((self._seats or self._before).values())
+
+    def _seat_lost(self, lost: Sequence[int], near: Sequence[ClusterNode]) -> None:
+        """Lost plan nodes on the first of the nodes, each on its own one where that is among them:
+        the images are there."""
+        offered = {node.name: node for node in near}
+        seats = {
+            index: offered.pop(self._before[index].name)
+            for index in lost
+            if index in self._before and self._before[index].name in offered
+        }
+        rest = [index for index in lost if index not in seats]
+        self._seat(seats | dict(zip(rest, offered.values(), strict=False)))
 
     def _seat(self, seats: Mapping[int, ClusterNode]) -> None:
         self._seats.update(seats)

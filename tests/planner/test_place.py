@@ -282,6 +282,18 @@ def test_a_split_unit_stays_in_the_fullest_block_with_room() -> None:
     assert all(domain is not None for domain in both.domains)
 
 
+def test_split_units_leave_the_emptiest_block_whole() -> None:
+    rooms = {"b1": (3, 3), "b2": (3, 3), "b3": (3, 2)}
+    nodes = [
+        node
+        for block, racks in rooms.items()
+        for r, free in enumerate(racks)
+        for node in rack(f"a/{block}/r{r}", *[8] * free)
+    ]
+    answer = placed(place(request(4, 4, group="rack", relax=True), nodes))
+    assert {name.split("-")[1] for name in answer.nodes} == {"b1", "b3"}
+
+
 def test_a_unit_split_over_blocks_takes_the_fewest_of_them() -> None:
     nodes = [node for b in range(4) for r in range(2) for node in rack(f"a/b{b}/r{r}", 8)]
     nodes += [node for b in (7, 8) for r in range(2) for node in rack(f"a/b{b}/r{r}", 8, 8)]
@@ -326,6 +338,18 @@ def test_every_rack_in_use_gets_a_spare_before_one_gets_two() -> None:
     answer = placed(place(request(3, 3, group="rack", spares=2), nodes))
     assert set(racks_of(answer)) == {"a-b-r1", "a-b-r2"}
     assert {name.rsplit("-", 1)[0] for name in answer.spares} == {"a-b-r1", "a-b-r2"}
+
+
+def test_spares_have_room_in_each_of_several_blocks() -> None:
+    nodes = [
+        node
+        for block in "12"
+        for r, free in enumerate((3, 4))
+        for node in rack(f"a/b{block}/r{r}", *[8] * free)
+    ]
+    answer = placed(place(request(3, 3, group="rack", spares=2), nodes))
+    assert set(racks_of(answer)) == {"a-b1-r1", "a-b2-r1"}
+    assert [name.rsplit("-", 1)[0] for name in answer.spares] == ["a-b1-r1", "a-b2-r1"]
 
 
 def test_the_rack_with_most_pods_gets_the_first_spare() -> None:

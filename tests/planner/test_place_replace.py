@@ -57,6 +57,14 @@ def test_c36_the_replacement_is_in_the_rack_of_the_group() -> None:
         assert new.satisfied
 
 
+def test_inside_the_block_of_the_group_the_closest_node_is_taken() -> None:
+    nodes = [*rack("a/b/r1", 8), *rack("a/b/r2", *[8] * 4)]
+    asked = request(3, group="block")
+    current = placed(place(asked, nodes))
+    assert set(racks_of(current)) == {"a-b-r2"}
+    assert racks_of(placed(lose(asked, nodes, current, 0))) == racks_of(current)
+
+
 def test_a_free_node_of_the_rack_goes_before_its_spare() -> None:
     nodes = rack("a/b/r1", *[8] * 5)
     asked = request(3, group="rack", spares=1)
@@ -186,6 +194,15 @@ def test_a_lost_spare_is_replaced_where_it_was() -> None:
     assert [name.rsplit("-", 1)[0] for name in new.spares] == ["a-b-r1", "a-b-r2"]
 
 
+def test_spares_that_are_not_asked_for_any_more_are_let_go() -> None:
+    nodes = rack("a/b/r1", *[8] * 4)
+    asked = request(2, spares=2)
+    current = placed(place(asked, nodes))
+    fewer = changed(asked, spares=1)
+    new = placed(replace(fewer, after(nodes, current), current=current, lost=set()))
+    assert new.nodes == current.nodes and new.spares == current.spares[:1]
+
+
 def test_with_no_level_asked_the_closest_node_is_taken() -> None:
     nodes = [*rack("0/b/r1", 8, 8), *rack("a/b/r1", *[8] * 3), *rack("a/b/r2", *[8] * 2)]
     asked = request(2, 2)
@@ -203,6 +220,14 @@ def test_a_failed_pod_comes_back_to_its_node_where_that_is_free() -> None:
     assert placed(replace(asked, gone, current=current, lost={1})) == current
     stolen = [changed(node, free=0) for node in nodes]
     assert isinstance(replace(asked, stolen, current=current, lost={1}), NoPlacement)
+
+
+def test_a_failed_pod_prefers_its_node_to_others_of_the_rack() -> None:
+    nodes = rack("a/b/r1", 8, 8, 8, 8)
+    asked = request(2, group="rack")
+    current = placed(place(asked, nodes[1:]))
+    assert current.nodes == ("a-b-r1-1", "a-b-r1-2")
+    assert placed(replace(asked, nodes, current=current, lost={1})) == current
 
 
 def test_a_node_that_is_not_offered_any_more_is_lost() -> None:
