@@ -6,9 +6,10 @@ from dataclasses import replace
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_operator import ending
-from omni_operator.attempt import answer, begin, find_hang, find_pending, respond
+from omni_operator.attempt import answer, begin, find_hang, find_pending, respond, withdraw
 from omni_operator.case import Case, read_file
 from omni_operator.faults import find, next_look_s, released_since_s
+from omni_operator.gang import find_taken
 from omni_operator.settings import Settings
 from omni_operator.starting import end_strangers, find_place, start
 from omni_operator.state import Observed
@@ -73,6 +74,10 @@ def read_case(observed: Observed, settings: Settings) -> Case | Step:
 def _run(case: Case, placement: JobPlacement) -> Step:
     """Look after an attempt that was released."""
     observed, spec = case.observed, case.spec
+    plan = observed.plan
+    taken = None if plan is None else find_taken(observed, placement, spec, plan)
+    if taken is not None:
+        return withdraw(case, *taken)
     pending = find_pending(case)
     hang, hangs_in_s = find_hang(case)
     for fault in (pending, hang):
@@ -88,6 +93,7 @@ def _run(case: Case, placement: JobPlacement) -> Step:
     ]
     return Step(
         status=status,
+        plan=plan,
         writes=(ends,),
         needs_objects=True,
         requeue_after_s=min(time for time in times if time is not None),

@@ -8,6 +8,7 @@ from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.records import History
 from omni_contract.spec import JobSpec
+from omni_operator.faults import released_since_s
 from omni_operator.faults_node import is_node_lost
 from omni_operator.kinds import POD
 from omni_operator.placing import NodeNeeds
@@ -130,12 +131,13 @@ def find_taken(
     placement holds. One that is taken withdraws the attempt: the others would hold their nodes for
     nothing."""
     pods, needs = pods_by_name(observed), NodeNeeds.of(observed, plan.spec)
+    is_released = released_since_s(observed) is not None
     for index, placed in enumerate(placement.all_pods):
         pod = pods.get(placed.name)
         if pod is not None and (pod.node is not None or pod.is_terminal):
             continue  # It has its place.
-        if is_spare(placement, index) and pod is not None and not pod.is_gated:
-            continue  # Nothing runs there that would be missed.
+        if is_released and is_spare(placement, index):
+            continue  # It would not be missed.
         node = observed.nodes.get(placed.node)
         chosen = f"node {placed.node}, chosen for pod {placed.name},"
         if node is None:
