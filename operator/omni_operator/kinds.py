@@ -37,7 +37,7 @@ SERVICE: Final = Kind(group="", version="v1", plural="services", kind="Service")
 SERVICE_ACCOUNT: Final = Kind(
     group="", version="v1", plural="serviceaccounts", kind="ServiceAccount"
 )
-EVENT: Final = Kind(group="events.k8s.io", version="v1", plural="events", kind="Event")
+EVENT: Final = Kind(group="", version="v1", plural="events", kind="Event")
 LEASE: Final = Kind(group="coordination.k8s.io", version="v1", plural="leases", kind="Lease")
 ROLE: Final = Kind(
     group="rbac.authorization.k8s.io", version="v1", plural="roles", kind="Role"
