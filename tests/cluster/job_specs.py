@@ -112,10 +112,11 @@ def _sites(schema: Schema, value: Any, path: Path = ()) -> Iterator[_Site]:
             yield _Site(path=(*path, name), schema=inner, is_there=name in value)
             if name in value:
                 yield from _sites(inner, value[name], (*path, name))
-        values = schema.get("additionalProperties")
-        for name in value if values else ():
-            yield _Site(path=(*path, name), schema=values, is_there=True)
-            yield from _sites(values, value[name], (*path, name))
+        if "additionalProperties" in schema:
+            values: Schema = schema["additionalProperties"]
+            for name in value:
+                yield _Site(path=(*path, name), schema=values, is_there=True)
+                yield from _sites(values, value[name], (*path, name))
     elif isinstance(value, list) and "items" in schema:
         for index, inner in enumerate(value):
             yield _Site(path=(*path, index), schema=schema["items"], is_there=True)
@@ -146,7 +147,7 @@ def _valid(draw: random.Random, document: Object, kind: Kind) -> Change:
 
 def _wrong_type(draw: random.Random, document: Object, kind: Kind) -> Change:
     site = draw.choice(_spec_sites(document))
-    wrong = (
+    wrong: tuple[Any, ...] = (
         True, 0, 7, -1, 1.5, 7.0, 10**30, "", "x", "7", "true", "é" * 20, [], ["a"], [7], [None],
         {}, {"a": 1}, {"a": {"b": []}},
     )  # fmt: skip
