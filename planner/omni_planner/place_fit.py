@@ -207,12 +207,14 @@ def _nearest_room(
         fits = [group for group in inside if sum(room[i] for i in group) >= size]
         if fits:
             tightest = min(fits, key=lambda group: sum(room[i] for i in group))
+            if outer + 1 == fit.group_depth:
+                return tightest
             children = _under(domains, tightest, outer + 1)
             children.sort(key=lambda group: -sum(room[i] for i in group))
             near: list[int] = []
             while sum(room[i] for i in near) < size:
                 near += children.pop(0)
-            return sorted(near) if outer + 1 < fit.group_depth else list(tightest)
+            return sorted(near)
     raise AssertionError("the enclosing domain has room for the whole job")
 
 

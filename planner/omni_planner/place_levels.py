@@ -163,6 +163,12 @@ def detect(nodes: Sequence[NodeLabels], wanted: Sequence[str]) -> Levels | NoPla
     A word that means no level is `UnknownTopologyLevel`, one whose labels no node carries is
     `TopologyLabelsMissing`.
     """
+    if not nodes:
+        return NoPlacement(
+            reason="NotEnoughNodes",
+            message="there is no node that this job may use; add nodes, or change "
+            "podTemplate.nodeSelector, podTemplate.tolerations or resources.gpuResource",
+        )
     words = list(dict.fromkeys(wanted))
     chains = [_chain(nodes, family, words) for family in (*FAMILIES, None)]
     chain = max(

@@ -166,6 +166,11 @@ def test_c36_a_level_whose_labels_no_node_has_is_refused(word: str) -> None:
         assert "network.topology.nvidia.com/leaf" in answer.message
 
 
+def test_without_nodes_that_is_the_reason() -> None:
+    answer = refused(detect([], ["rack"]))
+    assert answer.reason == "NotEnoughNodes" and "podTemplate.nodeSelector" in answer.message
+
+
 def test_no_two_levels_of_a_family_share_a_name_or_a_key() -> None:
     for family in FAMILIES:
         names = [level.name for level in family.levels]
