@@ -3,6 +3,7 @@
 The sources are asked in the order of trust: node, disruption, pod, container, message. Never logs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -152,7 +153,8 @@ def next_look_s(observed: Observed, spec: JobSpec) -> float | None:
             if pod.name in names and (wait := waiting(pod)) is not None:
                 since_s = max(pod.created_s, released_s)
                 times.append(since_s + _wait_limit_s(wait[0], spec) - observed.now_s)
-    return min((time for time in times if time is not None and time > 0), default=None)
+    later = (time for time in times if time is not None and 0 < time < math.inf)
+    return min(later, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,7 @@ class _Look:
         """By the first source that says something."""
         if pod is None and not self._is_missed():
             return None
-        if pod is not None and (pod.is_gated or pod.phase == "Succeeded"):
+        if pod is not None and (pod.is_gated or _is_done(pod)):
             return None
         if is_node_lost(placed.node, self.observed, self.spec):
             said, since_s = describe_loss(placed.node, self.observed)
@@ -255,10 +257,17 @@ class _Look:
         reason, said = wait
         since_s = max(pod.created_s, self.released_s)
         waited_s = self.observed.now_s - since_s
-        if reason == "CrashLoopBackOff" or waited_s < _wait_limit_s(reason, self.spec):
+        if waited_s < _wait_limit_s(reason, self.spec):
             return None
         message = with_words(f"it waits for {waited_s:.0f} s, {reason}", said)
         return _Finding(fault=FaultClass.START_ERROR, time_s=since_s, message=message)
+
+
+def _is_done(pod: PodState) -> bool:
+    """Whether its ranks have done all steps; its sidecars may still be on their way out."""
+    trainer = pod.container(TRAINER_CONTAINER)
+    is_over = trainer is not None and trainer.is_terminated and trainer.exit_code == 0
+    return pod.phase == "Succeeded" or (is_over and pod.phase != "Failed")
 
 
 def _class_of_reason(pod: PodState) -> FaultClass | None:
@@ -313,5 +322,7 @@ def _deaths(container: ContainerState) -> str:
 
 
 def _wait_limit_s(reason: str, spec: JobSpec) -> float:
+    if reason == "CrashLoopBackOff":
+        return math.inf  # by its ends, not by its waits
     longest_s = spec.restart.ready_after_seconds
     return min(_MISTAKE_AFTER_S, longest_s) if reason in _WAITS_FOR_A_MISTAKE else longest_s

@@ -1,5 +1,7 @@
 """What the heartbeat of rank 0's supervisor says: progress, goodput, restarts in place. Pure."""
 
+import math
+
 from omni_contract.records import JobHeartbeat
 from omni_contract.status import JobProgress, JobStatus, write_time
 from omni_operator.incidents import add_incident, note_restart_in_place
@@ -32,16 +34,21 @@ def absorb_heartbeat(status: JobStatus, observed: Observed) -> JobStatus:
 def _next_progress(before: JobProgress, beat: JobHeartbeat, since_s: float) -> JobProgress:
     # Steps up to the highest were counted when they were first done.
     num_new = max(0, beat.step - before.highest_step)
-    useful_s = before.useful_seconds + num_new * (beat.step_s or 0)
+    useful_s = before.useful_seconds + num_new * (_finite(beat.step_s) or 0)
     has_grown = beat.step > before.step
     return JobProgress(
         step=beat.step,
         highest_step=max(before.highest_step, beat.step),
         num_steps=before.num_steps,
         tokens=beat.tokens,
-        tokens_per_second=beat.tokens_per_second,
-        loss=beat.loss,
+        tokens_per_second=_finite(beat.tokens_per_second),
+        loss=_finite(beat.loss),
         checkpoint_step=beat.checkpoint_step,
         update_time=write_time(since_s) if has_grown else before.update_time,
         useful_seconds=round(useful_s, 3),
     )
+
+
+def _finite(number: float | None) -> float | None:
+    """The API server takes no NaN, and one never equals itself."""
+    return number if number is not None and math.isfinite(number) else None

@@ -174,6 +174,15 @@ def test_a_trainer_that_is_done_is_no_fault_though_its_sidecar_is_killed() -> No
     assert find(scene.look(), scene.plan.spec) == []
 
 
+def test_a_pod_that_is_done_stays_done_whatever_befalls_its_node() -> None:
+    """Its sidecars are still on their way out."""
+    scene = running_job()
+    trainer = scene.raw[scene.name(1)]["status"]["containerStatuses"][0]
+    trainer["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    scene.change_node(1, is_cordoned=True, ready="Unknown", ready_since_s=0)
+    assert find(scene.look(), scene.plan.spec) == []
+
+
 def test_a_left_behind_pod_of_an_older_attempt_is_only_a_cascade() -> None:
     scene = running_job(attempt=ATTEMPT)
     end = PodEnd(attempt=ATTEMPT - 1, generation=0, exit_code=Exit.STALE)
@@ -205,7 +214,8 @@ def crashing_data(scene: Scene, *, exit_code: int, restarts: int) -> None:
 def test_a_data_service_that_dies_again_and_again() -> None:
     scene = running_job()
     crashing_data(scene, exit_code=137, restarts=2)
-    assert find(scene.look(), scene.plan.spec) == []
+    assert find(scene.look(after_s=5000), scene.plan.spec) == []
+    assert next_look_s(scene.look(), scene.plan.spec) is None
     assert waiting(read_pod(scene.raw[scene.name(0)])) == (
         "CrashLoopBackOff",
         "container data ended 2 times, last with exit code 137 (SIGKILL)",

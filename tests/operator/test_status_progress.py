@@ -1,5 +1,6 @@
 """Progress, goodput, restarts in place and the placement in short: each counted and told once."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -48,6 +49,16 @@ def test_steps_that_are_done_again_are_useful_once() -> None:
         assert (status.progress.step, status.progress.useful_seconds) == (step, useful_s)
     assert status.progress.highest_step == 12
     assert status.goodput == pytest.approx(24 / 45, abs=0.01)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_none_is_left_out(number: float) -> None:
+    """A loss that ran away must not keep the status from being written."""
+    scene = running_job()
+    scene.beat(step=9, step_s=number, loss=number, tokens_per_second=number)
+    progress = absorb_heartbeat(released(scene), scene.look()).progress
+    assert (progress.step, progress.loss, progress.tokens_per_second) == (9, None, None)
+    assert progress.useful_seconds == 0
 
 
 def test_a_heartbeat_of_an_older_attempt_is_ignored() -> None:
