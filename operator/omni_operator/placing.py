@@ -318,7 +318,7 @@ def _kept(
 ) -> dict[int, PlacedPod]:
     """The living pods of a placement by index. A living pod keeps its index; only a spare may take
     one, as it has none."""
-    if previous is None:
+    if previous is None or not keep:
         return {}
     spares = {pod.node: pod for pod in previous.spares if pod.name in keep}
     kept = {}
