@@ -70,6 +70,7 @@ class Operator:
                 settings=settings,
                 clock=time.time,
                 wake=queue.add,
+                told=self._telemetry.status_written,
             ),
             pages=self._cluster.pages,
             meters=self._telemetry,

@@ -110,10 +110,10 @@ class EventBook:
         """How to tell a note. The same note of a job has the same name at any time."""
         message = note.message[:_MESSAGE_CHARACTERS]
         said = "\0".join((job.uid, note.type, note.reason, message))
-        # Another operator process names it alike, so the next leader finds it and counts on.
+        # Another operator process names it alike: what both tell stands once.
         name = f"{job.key.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         number = self._counts.get(name, 0) + 1
-        self.see(name, number)
+        self._remember(name, number)
         time = write_time(now_s).partition(".")[0] + "Z"  # metav1.Time: whole seconds
         if number > 1:
             operations = (
@@ -145,13 +145,12 @@ class EventBook:
         }
         return EventWrite(name=name, body=body)
 
-    def see(self, name: str, number: int) -> None:
-        """An Event stands that was told so often: by another process, where a POST finds it."""
+    def forget(self, name: str) -> None:
+        """The Event is gone: the API server keeps them for an hour. The next note makes it anew."""
+        self._counts.pop(name, None)
+
+    def _remember(self, name: str, number: int) -> None:
         self._counts[name] = number
         self._counts.move_to_end(name)
         while len(self._counts) > _REMEMBERED:
             self._counts.popitem(last=False)
-
-    def forget(self, name: str) -> None:
-        """The Event is gone: the API server keeps them for an hour. The next note makes it anew."""
-        self._counts.pop(name, None)

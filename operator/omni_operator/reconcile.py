@@ -21,7 +21,7 @@ from omni_operator.state import JobKey, JobState, Observed
 from omni_operator.status import significance
 from omni_operator.steps import Step
 from omni_operator.view import View
-from omni_operator.writing import PodRefused, Writer
+from omni_operator.writing import PodRefused, Told, Writer
 
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
@@ -38,6 +38,7 @@ class Reconciler:
         settings: Settings,
         clock: Callable[[], float],
         wake: Callable[[JobKey], None],
+        told: Told = lambda job, status: None,
     ) -> None:
         self._view = view
         self._settings = settings
@@ -45,7 +46,11 @@ class Reconciler:
         self._wake = wake
         self._reader = Reader(view=view, cluster=cluster)
         self._writer = Writer(
-            view=view, cluster=cluster, max_at_once=settings.max_concurrent_writes, wake=wake
+            view=view,
+            cluster=cluster,
+            max_at_once=settings.max_concurrent_writes,
+            wake=wake,
+            told=told,
         )
         self._memories: dict[JobKey, JobMemory] = {}
 

@@ -20,6 +20,9 @@ from omni_operator.view import View
 _LOG: Final = logging.getLogger(__name__)
 _NUM_ASKED: Final = 20_000
 
+Told = Callable[[JobState, JobStatus], None]
+"""Called with a job as it was and the status that was written for it."""
+
 
 class PodRefused(Exception):
     """The API server takes a pod of the job under no circumstances."""
@@ -34,12 +37,19 @@ class Writer:
     """Carries out writes."""
 
     def __init__(
-        self, *, view: View, cluster: Api, max_at_once: int, wake: Callable[[JobKey], None]
+        self,
+        *,
+        view: View,
+        cluster: Api,
+        max_at_once: int,
+        wake: Callable[[JobKey], None],
+        told: Told,
     ) -> None:
         self._view = view
         self._cluster = cluster
         self._max_at_once = max_at_once
         self._wake = wake
+        self._told = told
         self._book = EventBook()
         self._asked: OrderedDict[tuple[str, int | None], None] = OrderedDict()
 
@@ -73,6 +83,7 @@ class Writer:
             resource_version=job.resource_version,
         )
         self.see(JOB, raw, but=key)
+        self._told(job, status)
         for note in notes_between(job.status, status):
             write = self._book.write_of(job, note, now_s)
             try:
@@ -82,6 +93,8 @@ class Writer:
                     await self._cluster.json_patch(
                         EVENT, key.namespace, write.name, write.operations
                     )
+            except AlreadyExists:
+                pass  # The leader before told it.
             except NotFound:
                 self._book.forget(write.name)
             except ApiError as exc:
