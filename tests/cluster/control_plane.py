@@ -170,7 +170,7 @@ class ControlPlane(Cluster):
         hosts = ("IP:127.0.0.1", "DNS:localhost", "DNS:kubernetes.default.svc")
         serving = self._authority.issue("kube-apiserver", "/CN=kube-apiserver", hosts=hosts)
         signing = self._authority.issue("service-accounts", "/CN=service-accounts")
-        command = [
+        command: list[str | Path] = [
             binaries.path("kube-apiserver"),
             f"--etcd-servers={etcd_url}",
             "--bind-address=127.0.0.1",
