@@ -14,6 +14,7 @@ from omni_contract.status import STAGES, Incident, JobStatus, write_time
 from omni_operator.state import JobState
 from omni_operator.telemetry import Telemetry, load_span_exporter
 from tests.operator.looking import running_job
+from tests.operator.world import World, job
 
 A = RestartAction
 STAGE_SECONDS = {
@@ -128,6 +129,21 @@ def test_a_new_process_counts_nothing_again(telemetry: Telemetry) -> None:
     telemetry.status_written(job_with(status), status)
     assert samples(telemetry, "omni_operator_faults_total") == {}
     assert samples(telemetry, "omni_operator_recovery_seconds_count") == {}
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["one-process", "restarted"])
+def test_c40_the_operator_counts_a_fault_once(telemetry: Telemetry, restarts: bool) -> None:
+    with World(told=telemetry.status_written) as world:
+        world.apply(job())
+        world.pass_s(5)
+        world.cluster.end_container(world.pod_name(0), exit_code=1)
+        world.pass_s(5)
+        if restarts:
+            world.restart()
+        world.pass_s(60)
+        assert len(world.status().incidents) == 1
+    faults = samples(telemetry, "omni_operator_faults_total")
+    assert faults == {(("action", "ReplacePod"), ("class", "AppError")): 1}
 
 
 def test_an_incident_is_one_trace_with_a_span_for_each_stage(

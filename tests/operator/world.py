@@ -17,6 +17,7 @@ from omni_operator.reconcile import Reconciler
 from omni_operator.settings import Settings
 from omni_operator.state import JobKey
 from omni_operator.view import View
+from omni_operator.writing import Told
 from tests.contract.jobs import changed
 from tests.fakes.fake_cluster import FakeCluster
 
@@ -58,9 +59,16 @@ def node(name: str, *, gpus: int = 2, rack: str = "r1", **labels: str) -> dict[s
 class World:
     """Cluster, watches and one operator process."""
 
-    def __init__(self, *, nodes: int = 6, settings: Settings = SETTINGS) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int = 6,
+        settings: Settings = SETTINGS,
+        told: Told = lambda job, status: None,
+    ) -> None:
         self.cluster = FakeCluster()
         self.settings = settings
+        self._told = told
         self.lags: Callable[[Kind], bool] = lambda kind: False
         """Whether the next event of a kind is held back at a delivery."""
         self._runner = asyncio.Runner()
@@ -93,6 +101,7 @@ class World:
             settings=self.settings,
             clock=lambda: self.cluster.now_s,
             wake=self._keys.add,
+            told=self._told,
         )
         for kind in _WATCHED:
             for raw in self.cluster.objects(kind):
