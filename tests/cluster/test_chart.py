@@ -9,6 +9,7 @@ import yaml
 from omni_contract.records import History
 from omni_operator.kinds import LEASE, POD, kind_of
 from omni_operator.observe import read_job
+from omni_operator.options import parse
 from omni_operator.render import Object
 from omni_operator.render_objects import render_objects, render_placement
 from omni_operator.render_pod import render_pod
@@ -33,6 +34,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     "jobImage": {"repository": "registry.example/trainer", "pullPolicy": "Always"},
     "pullSecrets": ["a"],
     "replicas": 3,
+    "logLevel": "DEBUG",
     "watchNamespace": "default",
     "kueue": {"enabled": True},
     "priorityClass": {"value": 100},
@@ -113,6 +115,24 @@ def test_the_operators_pod_passes_restricted(
     template = deployment["spec"]["template"]
     template["metadata"]["name"] = "operator"
     cluster.api.create(POD.path(namespace), {"apiVersion": "v1", "kind": "Pod", **template})
+
+
+def test_what_the_values_say_reaches_the_operator() -> None:
+    objects = render_chart(namespace="omni-system", values=EVERYTHING)
+    (deployment,) = of_kind(objects, "Deployment")
+    (priority_class,) = of_kind(objects, "PriorityClass")
+    options = parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert options.settings == Settings(
+        image="registry.example/trainer:0.1.0",
+        image_pull_policy="Always",
+        priority_class=priority_class["metadata"]["name"],
+        watched_namespace="default",
+        with_kueue=True,
+    )
+    assert options.log_level == "DEBUG"
+    (role,) = of_kind(objects, "Role")
+    assert role["rules"][1]["resourceNames"] == [options.lease_name]
+    assert role["metadata"]["namespace"] == options.lease_namespace
 
 
 @pytest.mark.parametrize(
