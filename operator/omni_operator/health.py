@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ async def serve(port: int, pages: Mapping[str, Callable[[], Answer]]) -> AsyncIt
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, port=port)
-        await site.start()
-        yield runner.addresses[0][1]
+        listening = _listen(port)
+        await web.SockSite(runner, listening).start()
+        yield listening.getsockname()[1]
     finally:
         await runner.cleanup()
 
@@ -53,6 +54,13 @@ class Pulse:
             self._beat_s = self._clock()
             await asyncio.sleep(_PULSE_S)
             self.lag_s = max(0.0, self._clock() - self._beat_s - _PULSE_S)
+
+
+def _listen(port: int) -> socket.socket:
+    """One socket for IPv4 and IPv6, whichever the cluster has."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def _handler(page: Callable[[], Answer]) -> Callable[[web.Request], Awaitable[web.Response]]:
