@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from omni_contract.errors import SpecError
-from omni_contract.names import ANNOTATION_PROGRESS
+from omni_contract.names import ANNOTATION_ATTEMPT, ANNOTATION_PROGRESS
 from omni_contract.placement import JobPlacement
 from omni_contract.records import JobHeartbeat
 from omni_contract.spec_run import ResourcesSpec
@@ -19,7 +19,7 @@ from omni_operator.observe import owner_uid
 from omni_operator.render import ObjectNames
 from omni_operator.render_objects import read_placement, read_plan
 from omni_operator.render_pod import has_gpus
-from omni_operator.state import JobKey, JobState, Observed
+from omni_operator.state import JobKey, JobState, Observed, PodState
 from omni_operator.view import View
 
 _NUM_ASKED = 16
@@ -125,6 +125,12 @@ def doubtful_pods(observed: Observed) -> Sequence[str]:
         return ()
     sound = {pod.name for pod in observed.pods if not pod.is_gated}
     return [pod.name for pod in observed.placement.all_pods if pod.name not in sound]
+
+
+def attempt_of(pod: PodState) -> int:
+    """The attempt that a pod belongs to by its annotation; 0 where somebody took that away."""
+    text = pod.annotations.get(ANNOTATION_ATTEMPT, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _claim(job: JobState) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from omni_operator.api import Api, Conflict, NotFound, QuotaExceeded
 from omni_operator.case import Case
 from omni_operator.decide import decide, read_case
 from omni_operator.observe import StatusError
-from omni_operator.reading import JobMemory, Reader, doubtful_pods
+from omni_operator.reading import JobMemory, Reader, attempt_of, doubtful_pods
 from omni_operator.settings import Settings
 from omni_operator.starting import refuse_for_good, refuse_for_quota
 from omni_operator.state import JobKey, JobState, Observed
@@ -70,7 +70,7 @@ class Reconciler:
         Returns the seconds after which it is to be looked at again if nothing happens before; None:
         a resync is soon enough. Raises ApiError where it has to be tried again.
         """
-        job = self._view.job(key)
+        job = await self._catch_up(key)
         if job is None:
             self._memories.pop(key, None)
             return None
@@ -83,13 +83,30 @@ class Reconciler:
         decided = self._decide(key)
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)
-        return None if decided is None else await self._carry_out(*decided)
+        return 0 if decided is None else await self._carry_out(*decided)
+
+    async def _catch_up(self, key: JobKey) -> JobState | None:
+        """The job, at least as new as its pods: while another process leads already, they belong to
+        an attempt that this one knows nothing of, and are not strangers."""
+        observed = self._view.observe(key, now_s=self._clock())
+        if observed is not None and any(
+            attempt_of(pod) > observed.job.status.attempt for pod in observed.pods
+        ):
+            self._wake_all(await self._reader.read_job(observed.job))
+        return self._view.job(key)
 
     def _decide(self, key: JobKey) -> tuple[Observed, Step] | None:
-        """Decide and reserve, without a moment in which another job could decide."""
-        observed = self._observe(key)
+        """Decide and reserve, without a moment in which another job could decide. None where the
+        job became another one or got another attempt while it was read about."""
+        observed = self._view.observe(key, now_s=self._clock())
         if observed is None:
             return None
+        job, memory = observed.job, self._memory(observed.job)
+        if not _is_over(job):
+            if memory.asked < job.status.attempt:
+                return None
+            if memory.published < job.status.attempt:
+                observed = replace(observed, placement=None)
         step = decide(observed, self._settings)
         if step.plan is not None:
             self._view.note_plan(step.plan)
@@ -100,14 +117,6 @@ class Reconciler:
                 if other != key:
                     self._wake(other)
         return observed, step
-
-    def _observe(self, key: JobKey) -> Observed | None:
-        observed = self._view.observe(key, now_s=self._clock())
-        if observed is None:
-            return None
-        if self._memory(observed.job).published < observed.job.status.attempt:
-            observed = replace(observed, placement=None)
-        return observed
 
     async def _look_closer(self, observed: Observed) -> bool:
         """Before something counts: make sure of what the view may be behind of. Returns whether

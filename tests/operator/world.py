@@ -4,8 +4,8 @@ move, watches that may lag and processes that may be killed."""
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, Self, TypeVar
 
 from omni_contract.names import ANNOTATION_INDEX, ANNOTATION_PROGRESS
 from omni_contract.records import JobHeartbeat
@@ -22,6 +22,7 @@ from tests.contract.jobs import changed
 from tests.fakes.fake_cluster import FakeCluster
 
 SETTINGS = Settings(image="trainer:test")
+T = TypeVar("T")
 GPU = "nvidia.com/gpu"
 _WATCHED = (JOB, POD, NODE)
 _MOST_ROUNDS = 2000
@@ -87,8 +88,8 @@ class World:
 
     # The operator.
 
-    def restart(self) -> None:
-        """A new process: it knows what it lists."""
+    def restart(self, *, unlisted: Collection[str] = ()) -> None:
+        """A new process: it knows what it lists. `unlisted` are objects that its lists lack."""
         self.cluster.revive()
         self.view = View()
         self._keys: set[JobKey] = set()
@@ -105,22 +106,43 @@ class World:
         )
         for kind in _WATCHED:
             for raw in self.cluster.objects(kind):
-                self.view.see(kind, None, raw)
+                if raw["metadata"]["name"] not in unlisted:
+                    self.view.see(kind, None, raw)
         self._runner.run(self.reconciler.recall())
         self._keys |= set(self.view.keys())
 
     def settle(self) -> None:
         """Let everything happen that needs no time."""
         for _ in range(_MOST_ROUNDS):
-            self._deliver()
-            while self._timers and self._timers[0][0] <= self.cluster.now_s:
-                self._keys.add(heapq.heappop(self._timers)[1])
-            if not self._keys and not any(self._events.values()):
+            self.deliver()
+            if not self.look() and not any(self._events.values()):
                 return
-            for key in sorted(self._keys):
-                self._keys.discard(key)
-                self.reconcile(key)
         raise AssertionError("the operator does not come to rest")
+
+    def deliver(self) -> None:
+        """Let the watches tell what does not lag."""
+        for kind, events in self._events.items():
+            while events and not self.lags(kind):
+                event, raw = events.popleft()
+                self.wake(self.view.see(kind, event, raw))
+
+    def look(self) -> bool:
+        """Look once at every job that has to be looked at. Returns whether there was one."""
+        while self._timers and self._timers[0][0] <= self.cluster.now_s:
+            self._keys.add(heapq.heappop(self._timers)[1])
+        keys = sorted(self._keys)
+        for key in keys:
+            self._keys.discard(key)
+            self.reconcile(key)
+        return bool(keys)
+
+    def wake(self, keys: Iterable[JobKey]) -> None:
+        """Have jobs looked at."""
+        self._keys.update(keys)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that waits."""
+        return self._runner.run(work)
 
     def reconcile(self, key: JobKey) -> float | None:
         """One look at one job."""
@@ -237,9 +259,3 @@ class World:
     def _note(self, event: Any, kind: Kind, raw: Raw) -> None:
         if kind in self._events:
             self._events[kind].append((event, raw))
-
-    def _deliver(self) -> None:
-        for kind, events in self._events.items():
-            while events and not self.lags(kind):
-                event, raw = events.popleft()
-                self._keys |= self.view.see(kind, event, raw)
