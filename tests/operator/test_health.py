@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from omni_operator.health import Answer, Pulse, serve
 from omni_operator.kinds import JOB, NODE, POD, Kind
 from omni_operator.watches import LONGEST_SILENCE_S, Watches
+from tests.fakes.watch_server import WatchServer
 from tests.operator.raw import pod
 
 
@@ -68,32 +68,13 @@ class Clock:
         return self.now_s
 
 
-class ApiServer:
-    """Lists pods in pages of one, and watches that say what a test sends."""
-
-    def __init__(self, *pods: dict[str, Any]) -> None:
-        self.pods = pods
-        self.said: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if "watch" not in request.query:
-            at = int(request.query.get("continue", "0"))
-            more = str(at + 1) if at + 1 < len(self.pods) else ""
-            meta = {"resourceVersion": "77", "continue": more}
-            return web.json_response({"items": self.pods[at : at + 1], "metadata": meta})
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while (line := await self.said.get()) is not None:
-            await response.write(line)
-        return response
-
-
 Listing = tuple[Kind, list[str], frozenset[str] | None, str]
 
 
-def with_watches(
-    server: ApiServer, kinds: tuple[Kind, ...], story: Callable[..., Awaitable[None]]
-) -> list[Listing]:
+Story = Callable[[Watches, Clock, aiohttp.ClientSession, WatchServer], Awaitable[None]]
+
+
+def with_watches(story: Story, *, kinds: tuple[Kind, ...] = (POD,)) -> list[Listing]:
     """Run a story with a session whose requests are listened to; returns what was listed."""
     listed: list[Listing] = []
 
@@ -101,64 +82,47 @@ def with_watches(
         listed.append((kind, [item["metadata"]["name"] for item in items], uids, version))
 
     async def run() -> None:
-        app = web.Application()
-        app.router.add_get("/{tail:.*}", server.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
         clock = Clock()
         watches = Watches(kinds, note, clock=clock)
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/pods"
-        async with aiohttp.ClientSession(middlewares=(watches.listen,)) as session:
-            await story(watches, clock, session, url)
-        await runner.cleanup()
+        session = aiohttp.ClientSession(middlewares=(watches.listen,))
+        async with WatchServer({"pods": [pod("a"), pod("b")]}) as server, session:
+            await server.list_all(session, "pods")
+            await story(watches, clock, session, server)
 
     asyncio.run(run())
     return listed
 
 
-async def list_pods(session: aiohttp.ClientSession, url: str) -> int:
-    pages, more = 0, ""
-    while pages == 0 or more:
-        query = {"limit": "1"} | ({"continue": more} if more else {})
-        async with session.get(url, params=query) as response:
-            said = await response.json()
-        pages, more = pages + 1, said["metadata"]["continue"]
-    return pages
-
-
 def test_a_listing_is_told_page_by_page_and_whole_at_its_end() -> None:
-    async def story(watches: Watches, _: Clock, session: Any, url: str) -> None:
-        assert await list_pods(session, url) == 2
+    async def story(watches: Watches, *_: object) -> None:
         assert watches.all_listed.is_set()
 
-    listed = with_watches(ApiServer(pod("a"), pod("b")), (POD,), story)
-    assert listed == [
+    assert with_watches(story) == [
         (POD, ["a"], None, "77"),
         (POD, ["b"], frozenset({"uid-a", "uid-b"}), "77"),
     ]
 
 
 def test_nothing_is_known_before_all_kinds_were_listed() -> None:
-    async def story(watches: Watches, _: Clock, session: Any, url: str) -> None:
-        await list_pods(session, url)
+    async def story(watches: Watches, *_: object) -> None:
         assert not watches.all_listed.is_set()
         assert not watches.are_current()
 
-    with_watches(ApiServer(pod("a")), (POD, NODE, JOB), story)
+    with_watches(story, kinds=(POD, NODE, JOB))
+
+
+WATCH = {"watch": "true"}
 
 
 def test_a_watch_is_current_while_it_is_open_and_says_something() -> None:
-    server = ApiServer(pod("a"))
-
-    async def story(watches: Watches, clock: Clock, session: Any, url: str) -> None:
-        await list_pods(session, url)
-        async with session.get(url, params={"watch": "true"}) as response:
+    async def story(
+        watches: Watches, clock: Clock, session: aiohttp.ClientSession, server: WatchServer
+    ) -> None:
+        async with session.get(server.url("pods"), params=WATCH) as response:
             assert watches.are_current()
             clock.now_s += 60
-            server.said.put_nowait(b'{"type": "BOOKMARK"}\n')
-            assert await response.content.readline() == b'{"type": "BOOKMARK"}\n'
+            server.say(b"bookmark\n")
+            assert await response.content.readline() == b"bookmark\n"
             watches.look()
             assert watches.ages() == {"pods": 0}
             clock.now_s += LONGEST_SILENCE_S - 1
@@ -168,39 +132,44 @@ def test_a_watch_is_current_while_it_is_open_and_says_something() -> None:
             watches.look()
             assert not watches.are_current(), "it hangs"
             assert watches.idle_s() == LONGEST_SILENCE_S
+            server.say(None)
 
-    with_watches(server, (POD,), story)
+    with_watches(story)
 
 
 def test_a_broken_watch_is_not_current_until_it_is_open_again() -> None:
-    server = ApiServer(pod("a"))
-
-    async def story(watches: Watches, clock: Clock, session: Any, url: str) -> None:
-        await list_pods(session, url)
-        async with session.get(url, params={"watch": "true"}) as response:
-            server.said.put_nowait(None)
+    async def story(
+        watches: Watches, clock: Clock, session: aiohttp.ClientSession, server: WatchServer
+    ) -> None:
+        async with session.get(server.url("pods"), params=WATCH) as response:
+            server.say(None)
             assert await response.content.read() == b""
         watches.look()
         assert watches.are_current(), "the server ends each watch now and then"
         clock.now_s += 10
         watches.look()
         assert not watches.are_current()
-        async with session.get(url, params={"watch": "true"}):
+        async with session.get(server.url("pods"), params=WATCH):
             watches.look()
             assert watches.are_current()
+            server.say(None)
 
-    with_watches(server, (POD,), story)
+    with_watches(story)
 
 
 def test_asking_in_vain_is_not_idle_but_not_current_either() -> None:
     """While the API server is away, a restart of the operator would not help."""
 
-    async def story(watches: Watches, clock: Clock, session: Any, url: str) -> None:
-        await list_pods(session, url)
+    async def story(
+        watches: Watches, clock: Clock, session: aiohttp.ClientSession, server: WatchServer
+    ) -> None:
         clock.now_s += 500
+        assert watches.idle_s() == 500
+        await server.stop()
         with pytest.raises(aiohttp.ClientConnectionError):
-            await session.get(url.replace("127.0.0.1", "127.0.0.2"))
+            await session.get(server.url("pods"))
         assert watches.idle_s() == 0
         assert not watches.are_current()
+        await server.start()
 
-    with_watches(ApiServer(pod("a")), (POD,), story)
+    with_watches(story)
