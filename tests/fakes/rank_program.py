@@ -1,6 +1,7 @@
 """A rank that does nothing but take steps and fail as its script says. Needs no torch.
 
-The script, `script.json` in the run folder, maps "ATTEMPT.GENERATION" to {"rank", "step", "do"}.
+The script, `script.json` in the run folder, maps "ATTEMPT.GENERATION" to {"rank", "step", "do"},
+with "saves": false where nothing is to be saved.
 Ranks that see a peer fall end like real ones that lost a connection.
 """
 
@@ -106,7 +107,7 @@ class FakeRank:
     def _finish(self, step: int) -> None:
         if self.rank != 0:
             return
-        if step % 2 == 0:
+        if step % 2 == 0 and self.part.get("saves", True):
             (self.run_dir / "saved").write_text(str(step))
         record = StepRecord(
             step=step, attempt=self.attempt, generation=self.generation, time_s=time.time(),

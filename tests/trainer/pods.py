@@ -117,6 +117,7 @@ class DataContainer:
     """The data container of a pod."""
 
     def __init__(self, pod: PodFolder, env: Mapping[str, str]) -> None:
+        self.pod = pod
         self._log = pod.folder / "data.log"
         command = [
             sys.executable, "-m", "omni_dataloader.pod", *pod.arguments,

@@ -178,8 +178,9 @@ def test_restarts_of_earlier_attempts_count_in_this_one(start: Any) -> None:
 
 
 def test_a_class_that_returns_without_a_step_is_handed_to_the_operator(start: Any) -> None:
-    part = {"rank": 3, "step": 3, "do": "slow-raise"}
-    job = start(fake_plan(), {"1.0": part, "1.1": part})
+    part = {"rank": 3, "do": "slow-raise"}
+    script = {"1.0": part | {"step": 5, "saves": False}, "1.1": part | {"step": 3}}
+    job = start(fake_plan(), script)
     first, broken = job.pod("a", 1, 0), job.pod("b", 1, 1)
     end = broken.wait()
     assert (end.exit_code, end.fault, end.generation) == (Exit.ERROR, FaultClass.APP_ERROR, 1)

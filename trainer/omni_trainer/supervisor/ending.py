@@ -116,8 +116,8 @@ def termination_message(end: PodEnd) -> bytes:
         if end.tail:
             end = end.model_copy(update={"tail": end.tail[1:]})
         else:
-            surplus = len(text) - MESSAGE_BYTES
-            kept = max(len(end.message) - surplus - 4, 0)
+            surplus = len(text) - MESSAGE_BYTES  # a character takes up to 6 bytes
+            kept = len(end.message.removesuffix(" ...")) - surplus // 6 - 1
             end = end.model_copy(update={"message": f"{end.message[:kept]} ..."})
     return text
 
