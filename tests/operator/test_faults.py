@@ -10,6 +10,7 @@ from omni_contract.faults import FAULTS
 from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER, Exit
 from omni_contract.records import History, PodEnd
 from omni_contract.spec_run import FaultClass, RestartAction
+from omni_contract.status import JobStatus
 from omni_operator.faults import (
     describe,
     find,
@@ -256,6 +257,16 @@ def test_before_the_release_nothing_is_missed() -> None:
     scene.change_node(3, is_cordoned=True)
     assert find(scene.look(), scene.plan.spec) == []
     assert next_look_s(scene.look(), scene.plan.spec) is None
+
+
+def test_a_pod_that_lives_on_is_not_missed_before_the_release() -> None:
+    """A pod of the attempt before that somebody deletes meanwhile is made anew, not counted."""
+    scene = running_job()
+    scene.job = replace(scene.job, status=JobStatus(attempt=1))
+    scene.pods.delete(scene.name(1))
+    assert find(scene.look(), scene.plan.spec) == []
+    scene.pods.end_container(scene.name(2), exit_code=1)
+    assert classes(find(scene.look(), scene.plan.spec)) == {2: F.APP_ERROR}
 
 
 def test_c39_a_pod_that_is_gone_or_going_is_missed() -> None:
