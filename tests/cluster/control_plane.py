@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -143,6 +144,8 @@ class ControlPlane(Cluster):
         self._start_controllers()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         wait_for(lambda: self.api.exists(account), "a service account of pods", START_S, 0.05)
+        for name in _CONTROLLERS:
+            self.processes.check(name)
 
     def _kubeconfig(self, name: str) -> Path:
         return self.processes.folder / f"{name}.kubeconfig"
@@ -240,6 +243,15 @@ class ControlPlane(Cluster):
             folder / "kwok.yaml",
             binaries.module_dir("kwok", "sigs.k8s.io/kwok"),
             heartbeat_s=options.heartbeat_s,
+            port=free_port(),
+            serving=self.issue_certificate("kubelet", hosts=("IP:127.0.0.1",)),
+            log=self._write_pod_log(),
         )
         kubeconfig = f"--kubeconfig={self._kubeconfig('kwok')}"
         self.processes.start("kwok", [binaries.path("kwok"), kubeconfig, f"--config={config}"])
+
+    def _write_pod_log(self) -> Path:
+        log = self.processes.folder / "pods.log"
+        text = "This pod is simulated: it has a status, but nothing runs in it."
+        log.write_text(f"{datetime.now(UTC).isoformat()} stdout F {text}\n")  # as runtimes write it
+        return log

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import yaml
 
+from tests.cluster.certificates import Certificate
+
 LABEL_CARED: Final = "cluster.test/pods-cared-for"
 """On a node: its pods start, become ready and go away. Without it they stay as they are."""
 LABEL_BEATING: Final = "cluster.test/beating"
@@ -18,6 +20,17 @@ ANNOTATION_TERMINATES_AFTER: Final = "cluster.test/terminates-after"
 at every change of the pod."""
 
 _PARALLELISM: Final = 16
+_OPTIONS: Final = {
+    "manageNodesWithLabelSelector": LABEL_CARED,
+    "cidr": "10.128.0.0/9",  # of the pods; the default has room for 254
+    "nodeLeaseDurationSeconds": 0,  # KWOK's own would go on for a node it cares for no more
+    "enableDebuggingHandlers": True,  # it serves logs
+    # Zero unless set, and zero workers do nothing.
+    "nodeLeaseParallelism": _PARALLELISM,
+    "nodePlayStageParallelism": _PARALLELISM,
+    "podPlayStageParallelism": _PARALLELISM,
+    "podsOnNodeSyncParallelism": 1,
+}
 _STAGES: Final = (
     "node/fast/node-initialize.yaml",
     "pod/fast/pod-ready.yaml",
@@ -26,9 +39,26 @@ _STAGES: Final = (
 )
 
 
-def write_config(path: Path, module: Path, *, heartbeat_s: float) -> Path:
-    """KWOK's configuration file; `module` is the folder of its Go module, which has the stages."""
-    documents = [_options(), _renewal(heartbeat_s)]
+def write_config(
+    path: Path, module: Path, *, heartbeat_s: float, port: int, serving: Certificate, log: Path
+) -> Path:
+    """KWOK's configuration file; `module` is the folder of its Go module, which has the stages.
+
+    It listens on loopback as the kubelet of every node; `log` is what each container said.
+    """
+    options = _OPTIONS | {
+        "serverAddress": f"127.0.0.1:{port}",
+        "nodeIP": "127.0.0.1",
+        "nodePort": port,
+        "tlsCertFile": str(serving.certificate),
+        "tlsPrivateKeyFile": str(serving.key),
+    }
+    logs = {"logs": [{"logsFile": str(log)}]}
+    documents = [
+        _document("config.kwok.x-k8s.io/v1alpha1", "KwokConfiguration", "kwok", options=options),
+        _document("kwok.x-k8s.io/v1alpha1", "ClusterLogs", "all-pods", spec=logs),
+        _renewal(heartbeat_s),
+    ]
     for name in _STAGES:
         stage = yaml.safe_load((module / "kustomize" / "stage" / name).read_text())
         if stage["metadata"]["name"] == "pod-delete":
@@ -42,37 +72,17 @@ def write_config(path: Path, module: Path, *, heartbeat_s: float) -> Path:
     return path
 
 
-def _options() -> dict[str, Any]:
-    return {
-        "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
-        "kind": "KwokConfiguration",
-        "metadata": {"name": "kwok"},
-        "options": {
-            "manageNodesWithLabelSelector": LABEL_CARED,
-            "cidr": "10.128.0.0/9",  # of the pods; the default has room for 254
-            "nodeIP": "10.0.0.1",
-            "nodeLeaseDurationSeconds": 0,  # KWOK's own would go on for a node it cares for no more
-            # Zero unless set, and zero workers do nothing.
-            "nodeLeaseParallelism": _PARALLELISM,
-            "nodePlayStageParallelism": _PARALLELISM,
-            "podPlayStageParallelism": _PARALLELISM,
-            "podsOnNodeSyncParallelism": 1,
-        },
-    }
+def _document(version: str, kind: str, name: str, **rest: object) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **rest}
 
 
 def _renewal(heartbeat_s: float) -> dict[str, Any]:
     now = '{{ now | date "2006-01-02T15:04:05.000000Z07:00" }}'
-    return {
-        "apiVersion": "kwok.x-k8s.io/v1alpha1",
-        "kind": "Stage",
-        "metadata": {"name": "node-lease-renew"},
-        "spec": {
-            "resourceRef": {"apiGroup": "coordination.k8s.io/v1", "kind": "Lease"},
-            "selector": {"matchLabels": {LABEL_BEATING: "true"}},
-            "delay": {"durationMilliseconds": int(heartbeat_s * 1000)},
-            "steps": [
-                {"patch": {"root": "spec", "type": "merge", "template": f'renewTime: "{now}"'}}
-            ],
-        },
+    renew = {"root": "spec", "type": "merge", "template": f'renewTime: "{now}"'}
+    spec = {
+        "resourceRef": {"apiGroup": "coordination.k8s.io/v1", "kind": "Lease"},
+        "selector": {"matchLabels": {LABEL_BEATING: "true"}},
+        "delay": {"durationMilliseconds": int(heartbeat_s * 1000)},
+        "steps": [{"patch": renew}],
     }
+    return _document("kwok.x-k8s.io/v1alpha1", "Stage", "node-lease-renew", spec=spec)

@@ -104,7 +104,7 @@ def test_a_service_account_has_its_own_rights_and_is_audited(
 
 
 def test_pods_run_on_nodes_with_topology_and_gpus(
-    control_plane: ControlPlane, nodes: Nodes, pods: Pods
+    control_plane: ControlPlane, nodes: Nodes, pods: Pods, namespace: str
 ) -> None:
     names = nodes.add(Grid(racks=2, nodes=2, gpus=8, name="grid"))
     assert names == ["grid-z0-b0-r0-n0", "grid-z0-b0-r0-n1", "grid-z0-b0-r1-n0", "grid-z0-b0-r1-n1"]
@@ -117,6 +117,8 @@ def test_pods_run_on_nodes_with_topology_and_gpus(
     shown = control_plane.kubectl("get", "nodes", "--no-headers", f"--label-columns={LABEL_LEAF}")
     leaves = [line.split()[-1] for line in shown.splitlines()]
     assert leaves == ["grid-z0-b0-r0"] * 2 + ["grid-z0-b0-r1"] * 2
+    said = control_plane.kubectl("logs", "a", "--container=trainer", f"--namespace={namespace}")
+    assert "This pod is simulated" in said
     pods.create(pod("e", gpus=1))
     wait_for(
         lambda: f"Insufficient {GPU}" in json.dumps(pods.get("e")["status"]), "the full cluster"
