@@ -20,6 +20,11 @@ from omni_contract.spec_run import PodTemplateSpec, ResourcesSpec, RestartSpec, 
 
 JOB_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 
+_MOST_MICROBATCHES = 4096
+_MOST_SLOTS = 65_536
+"""Microbatches of a replica times pipeline stages: compiling and checking a schedule of this size
+takes about a second, and one a hundred times as large would hold up an operator for minutes."""
+
 # In CEL a field left out has no default, so the rules say it.
 _STAGES = (
     "(has(self.parallelism) && has(self.parallelism.llm) && has(self.parallelism.llm.pipeline) ? "
@@ -29,6 +34,9 @@ _RANKS = (
     "((has(self.resources) && has(self.resources.nodes) ? self.resources.nodes : 1) * "
     "(has(self.resources) && has(self.resources.ranksPerNode) ? self.resources.ranksPerNode : 1))"
 )
+
+
+_MICROBATCH = "(has(self.batch.microbatchSequences) ? self.batch.microbatchSequences : 1)"
 
 
 class JobSpec(SpecModel):
@@ -88,10 +96,19 @@ class JobSpec(SpecModel):
             "parallelism.llm.pipeline must divide resources.nodes x resources.ranksPerNode",
         ),
         (
-            f"{_RANKS} % {_STAGES} != 0 || self.batch.globalSequences % ({_RANKS} / {_STAGES} * "
-            "(has(self.batch.microbatchSequences) ? self.batch.microbatchSequences : 1)) == 0",
+            f"{_RANKS} % {_STAGES} != 0 || "
+            f"self.batch.globalSequences % ({_RANKS} / {_STAGES} * {_MICROBATCH}) == 0",
             "batch.globalSequences must be a multiple of batch.microbatchSequences x replicas "
             "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline)",
+        ),
+        (
+            f"{_RANKS} % {_STAGES} != 0 || (self.batch.globalSequences <= "
+            f"{_MOST_MICROBATCHES} * ({_RANKS} / {_STAGES}) * {_MICROBATCH} && "
+            f"self.batch.globalSequences * {_STAGES} <= "
+            f"{_MOST_SLOTS} * ({_RANKS} / {_STAGES}) * {_MICROBATCH})",
+            "batch.globalSequences makes too many microbatches a replica (at most "
+            f"{_MOST_MICROBATCHES}, and {_MOST_SLOTS} over all parallelism.llm.pipeline stages); "
+            "raise batch.microbatchSequences, resources.nodes or resources.ranksPerNode",
         ),
         (
             f"{_RANKS} % {_STAGES} != 0 || !has(self.data.reorder) || "
@@ -161,6 +178,15 @@ def _sizes_that_do_not_divide(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline) of "
             f"{spec.batch.microbatch_sequences} sequences a microbatch; "
             f"use a multiple of {per_round}",
+        )
+    num_microbatches = spec.batch.global_sequences // per_round
+    most = min(_MOST_MICROBATCHES, _MOST_SLOTS // stages)
+    if num_microbatches > most:
+        yield (
+            "batch.globalSequences",
+            f"{spec.batch.global_sequences} makes {num_microbatches} microbatches a replica, but "
+            f"{stages} pipeline stages can schedule {most}; use {most * per_round} or less, or "
+            "raise batch.microbatchSequences, resources.nodes or resources.ranksPerNode",
         )
     if replicas % spec.data.reorder.group_replicas:
         yield (

@@ -217,6 +217,13 @@ def test_the_demo_job_is_read_with_defaults() -> None:
             "use a multiple of 2",
         ),
         (
+            "spec.batch.globalSequences",
+            1_000_000,
+            "spec.batch.globalSequences: 1000000 makes 500000 microbatches a replica, but 2 "
+            "pipeline stages can schedule 4096; use 8192 or less, or raise "
+            "batch.microbatchSequences, resources.nodes or resources.ranksPerNode",
+        ),
+        (
             "spec.data.reorder.groupReplicas",
             3,
             "spec.data.reorder.groupReplicas: 3 does not divide the 2 replicas (resources.nodes x "
