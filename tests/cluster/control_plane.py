@@ -63,9 +63,9 @@ class Options:
 class ControlPlane(Cluster):
     """Context manager around the running control plane. All attributes are valid inside it."""
 
-    def __init__(self, options: Options = Options()) -> None:  # noqa: B008  frozen
-        self.options = options
-        """As given."""
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        """As given, or the usual ones."""
         self.processes = Processes()
         """What runs; `start` others here that must end with the control plane."""
 
@@ -73,11 +73,6 @@ class ControlPlane(Cluster):
     def audit_log(self) -> Path:
         """One JSON event a line."""
         return self.processes.folder / "audit.log"
-
-    @property
-    def url(self) -> str:
-        """Address of the API server."""
-        return self._url
 
     def __enter__(self) -> Self:
         self.processes.__enter__()

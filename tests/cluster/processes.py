@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -150,15 +149,3 @@ def last_lines(log: Path, num_lines: int = 15) -> str:
     """The end of a log, for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "\n".join(lines[-num_lines:]) or "(nothing)"
-
-
-def wait_until_gone(pid: int, timeout_s: float = STOP_S) -> bool:
-    """Whether the process of another owner ended in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
