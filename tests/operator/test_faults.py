@@ -299,10 +299,39 @@ def test_a_pod_deleted_after_it_failed_has_failed_by_itself() -> None:
     assert classes(find(scene.look(), scene.plan.spec)) == {0: F.POD_DELETED}
 
 
+def test_a_pod_that_failed_before_a_container_ran_was_put_off_by_the_kubelet() -> None:
+    """Kubelets have more reasons than anybody lists."""
+    scene = running_job()
+    scene.raw[scene.name(1)]["status"] = {"phase": "Failed", "reason": "SysctlForbidden"}
+    scene.raw[scene.name(2)]["status"] = {"phase": "Failed"}
+    found = find(scene.look(), scene.plan.spec)
+    assert classes(found) == {1: F.EVICTED, 2: F.EVICTED}
+    assert [fault.message for fault in found] == [
+        "SysctlForbidden",
+        "it failed before a container ran",
+    ]
+
+
+def test_a_pod_that_is_about_to_be_evicted_cannot_live_on() -> None:
+    scene = running_job()
+    scene.pods.evict(scene.name(1))
+    del scene.raw[scene.name(1)]["metadata"]["deletionTimestamp"]
+    observed = scene.look()
+    assert classes(find(observed, scene.plan.spec)) == {1: F.EVICTED}
+    assert not is_alive(observed.pods[1])
+
+
 def test_a_spare_has_faults_without_an_index() -> None:
     scene = running_job()
     scene.pods.end_container(scene.name(4), exit_code=1)
     assert classes(find(scene.look(), scene.plan.spec)) == {None: F.APP_ERROR}
+
+
+def test_a_node_that_is_being_deleted_is_left() -> None:
+    scene = running_job()
+    scene.change_node(1, is_deleting=True)
+    (found,) = find(scene.look(), scene.plan.spec)
+    assert (found.fault, found.message) == (F.NODE_TAINTED, "the node is being deleted")
 
 
 def test_a_failure_of_its_own_is_not_blamed_on_a_cordon() -> None:
@@ -351,7 +380,7 @@ def test_c31_a_node_is_lost_after_its_time_without_a_step() -> None:
     scene = running_job(restart={"nodeLostAfterSeconds": 30})
     spec = scene.plan.spec
     scene.change_node(0, ready="Unknown", ready_since_s=time.time())
-    scene.beat(step=5, stands_s=10)
+    scene.beat(step=5, stands_s=10, step_s=100)
     early = scene.look(after_s=25)
     assert not is_node_lost("node-0", early, spec)
     left_s = next_look_s(early, spec)

@@ -352,6 +352,19 @@ def test_what_does_not_stop_the_job_degrades_it(
     assert words in message(status, "Degraded")
 
 
+def test_the_first_start_is_no_restart() -> None:
+    scene = running_job()
+    scene.beat(step=0, phase="starting")
+    status = look(scene, absorb_heartbeat(released(scene), scene.look()))
+    assert (status.phase, status.condition("Restarting")) == ("Running", None)
+
+
+def test_a_heartbeat_of_an_older_attempt_is_not_missed() -> None:
+    scene = running_job()
+    scene.beat(step=4, attempt=0)
+    assert said(look(scene, released(scene), after_s=500), "Degraded") == ("False", "Healthy")
+
+
 def test_a_silent_heartbeat_degrades_a_running_job() -> None:
     scene = running_job()
     status = released(scene)

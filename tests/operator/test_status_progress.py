@@ -51,6 +51,16 @@ def test_steps_that_are_done_again_are_useful_once() -> None:
     assert status.goodput == pytest.approx(24 / 45, abs=0.01)
 
 
+def test_the_goodput_moves_with_new_steps_alone() -> None:
+    scene = running_job()
+    scene.beat(step=4, step_s=1, loss=3.0)
+    status = absorb_heartbeat(look(scene, released(scene)), scene.look(after_s=10))
+    scene.beat(step=4, step_s=1, loss=2.0)
+    later = absorb_heartbeat(status, scene.look(after_s=1000))
+    assert later.progress.loss == 2.0
+    assert later.goodput == status.goodput is not None
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_number_that_is_none_is_left_out(number: float) -> None:
     """A loss that ran away must not keep the status from being written."""
