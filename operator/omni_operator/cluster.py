@@ -157,6 +157,15 @@ class Cluster(Api):
                 return
             token = f"&continue={_quoted(meta['continue'])}"
 
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server knows a kind now."""
+        path = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
+        try:
+            said = await self._ask("discover", kind, path)
+        except NotFound:
+            return False
+        return any(resource["name"] == kind.plural for resource in said["resources"])
+
     async def create(self, kind: Kind, body: Raw) -> Raw:
         """See `Api.create`."""
         path = kind.path(body["metadata"].get("namespace"))

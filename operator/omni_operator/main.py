@@ -16,10 +16,10 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
-from omni_operator.api import ApiError
+from omni_operator.api import ApiError, ApiUnavailable
 from omni_operator.cluster import Access, Cluster
 from omni_operator.health import Answer, Pulse, serve
-from omni_operator.kinds import Kind
+from omni_operator.kinds import JOB, WORKLOAD, Kind
 from omni_operator.leader import WATCHED, Leader
 from omni_operator.lease import Elector, LeaseLost
 from omni_operator.options import Options, parse
@@ -32,6 +32,12 @@ _LOG: Final = logging.getLogger("omni_operator")
 _IDLE_S: Final = 180.0
 _LAG_S: Final = 10.0
 _ENDING_S: Final = 3.0
+_RETRY_S: Final = 2.0
+_SERVED_BY: Final = {
+    JOB: "apply the CRD",
+    WORKLOAD: "install Kueue 0.15 or newer, or start without --with-kueue (chart value "
+    "kueue.enabled)",
+}
 
 
 class Operator:
@@ -60,8 +66,76 @@ class Operator:
             # A process that takes the place of one with its host's name is not the one before.
             identity=f"{socket.gethostname()}_{uuid.uuid4()}",
         )
+        self._watched = (*WATCHED, WORKLOAD) if settings.with_kueue else WATCHED
+        self._pulse = Pulse()
+        self._leader: Leader | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Stand by, lead, and end on SIGTERM or SIGINT. Returns the exit code."""
+        self._catch_signals()
+        pulse = asyncio.create_task(self._pulse.beat())
+        pages = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
+        try:
+            async with serve(self._options.port, pages) as port:
+                _LOG.info("Standing by. port=%d", port)
+                await self._until_stopped(asyncio.create_task(self._stand_by()))
+                return await self._lead() if not self._stop.is_set() else 0
+        finally:
+            pulse.cancel()
+            await self._cluster.close()
+            await self._elections.close()
+            self._telemetry.close()
+
+    async def _stand_by(self) -> None:
+        """Wait for the CRD and for the Lease."""
+        for kind in self._watched:
+            # kopf leaves out for ever what the API server does not know when it starts.
+            while not await self._is_served(kind):
+                await asyncio.sleep(_RETRY_S)
+        await self._elector.acquire()
+
+    async def _is_served(self, kind: Kind) -> bool:
+        try:
+            if await self._cluster.serves(kind):
+                return True
+            way_out = _SERVED_BY.get(kind, "it is no Kubernetes")
+            said = "The API server does not serve this kind yet: %s. kind=%s"
+            _LOG.warning(said, way_out, f"{kind.kind}.{kind.api_version}")
+        except ApiUnavailable as exc:
+            _LOG.warning("The API server does not answer. error=%s", exc)
+        return False
+
+    async def _lead(self) -> int:
+        leader = self._leader = self._make_leader()
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._cluster.ssl_context),
+            middlewares=(self._authorize, leader.watches.listen),
+        )
+        # Not by kopf.run_tasks, which in the end cancels all tasks of the loop, ours too.
+        tasks = [
+            *await self._watch(session, leader),
+            asyncio.create_task(leader.lead()),
+            asyncio.create_task(self._elector.hold()),
+        ]
+        self._catch_signals()  # kopf has just taken them for itself
+        try:
+            await self._until_stopped(*tasks)
+            if not self._stop.is_set():
+                raise RuntimeError("a part of the operator that runs for ever has ended")
+            await leader.drain()
+            await self._elector.release()
+            return 0
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_ENDING_S)
+            await session.close()
+
+    def _make_leader(self) -> Leader:
+        settings = self._options.settings
         view, queue = View(), Queue()
-        self._leader = Leader(
+        return Leader(
             view=view,
             queue=queue,
             reconciler=Reconciler(
@@ -76,53 +150,8 @@ class Operator:
             meters=self._telemetry,
             watched_namespace=settings.watched_namespace,
             resync_s=settings.resync_s,
+            watched=self._watched,
         )
-        self._pulse = Pulse()
-        self._leads = False
-        self._stop = asyncio.Event()
-
-    async def run(self) -> int:
-        """Stand by, lead, and end on SIGTERM or SIGINT. Returns the exit code."""
-        self._catch_signals()
-        pulse = asyncio.create_task(self._pulse.beat())
-        pages = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
-        try:
-            async with serve(self._options.port, pages) as port:
-                _LOG.info("Standing by. port=%d", port)
-                standing_by = asyncio.create_task(self._elector.acquire())
-                await self._until_stopped(standing_by)
-                return await self._lead() if not self._stop.is_set() else 0
-        finally:
-            pulse.cancel()
-            await self._cluster.close()
-            await self._elections.close()
-            self._telemetry.close()
-
-    async def _lead(self) -> int:
-        self._leads = True
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._cluster.ssl_context),
-            middlewares=(self._authorize, self._leader.watches.listen),
-        )
-        # Not by kopf.run_tasks, which in the end cancels all tasks of the loop, ours too.
-        tasks = [
-            *await self._watch(session),
-            asyncio.create_task(self._leader.lead()),
-            asyncio.create_task(self._elector.hold()),
-        ]
-        self._catch_signals()  # kopf has just taken them for itself
-        try:
-            await self._until_stopped(*tasks)
-            if not self._stop.is_set():
-                raise RuntimeError("a part of the operator that runs for ever has ended")
-            await self._leader.drain()
-            await self._elector.release()
-            return 0
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=_ENDING_S)
-            await session.close()
 
     async def _until_stopped(self, *tasks: asyncio.Task[Any]) -> None:
         """Wait for SIGTERM or SIGINT, or the end of a task. Raises what ended it."""
@@ -134,7 +163,9 @@ class Operator:
         finally:
             stop.cancel()
 
-    async def _watch(self, session: aiohttp.ClientSession) -> Collection[asyncio.Task[Any]]:
+    async def _watch(
+        self, session: aiohttp.ClientSession, leader: Leader
+    ) -> Collection[asyncio.Task[Any]]:
         """Start to feed the view. Nothing is written to the objects and no finalizer is set."""
         registry = kopf.OperatorRegistry()
 
@@ -148,9 +179,9 @@ class Operator:
             )
             async def see(event: Any, **_: Any) -> None:
                 if event["type"] is not None:  # listings are seen whole, by the session
-                    self._leader.see(kind, event["type"], event["object"])
+                    leader.see(kind, event["type"], event["object"])
 
-        for kind in WATCHED:
+        for kind in self._watched:
             feed(kind)
         return await kopf.spawn_tasks(
             registry=registry, settings=_kopf_settings(), standalone=True, clusterwide=True
@@ -167,14 +198,15 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     def _health(self) -> Answer:
-        lag_s, idle_s = self._pulse.lag_s, self._leader.watches.idle_s() if self._leads else 0.0
+        lag_s = self._pulse.lag_s
+        idle_s = self._leader.watches.idle_s() if self._leader else 0.0
         return Answer(
             text=f"event loop late by {lag_s:.1f} s, watches idle for {idle_s:.0f} s\n",
             is_good=lag_s < _LAG_S and idle_s < _IDLE_S,
         )
 
     def _readiness(self) -> Answer:
-        if not self._leads:
+        if self._leader is None:
             return Answer(text="standing by\n")
         is_ready = self._leader.is_ready
         return Answer(text="leading\n" if is_ready else "listing\n", is_good=is_ready)
