@@ -241,7 +241,7 @@ def _advice(job: JobRecord, now: datetime) -> Iterator[str]:
     if job.is_suspended:
         yield f"It waits until you say: kubectl mmtj resume {name}"
     placed, gang = job.condition("Placed"), job.condition("GangReady")
-    if placed is not None and placed.status == "False":
+    if placed is not None and placed.status == "False" and placed.reason != "Placing":
         yield _ROOM.get(placed.reason, _ROOM[""]).format(name=name)
     if gang is not None and gang.status == "False" and placed is not None:
         yield f"It waits for its pods. Which and why: kubectl mmtj placement {name}"
@@ -249,6 +249,10 @@ def _advice(job: JobRecord, now: datetime) -> Iterator[str]:
         yield f"It comes back by itself. Follow it: kubectl mmtj status {name} --watch"
 
 
+_LEVELS: Final = (
+    "Ask for a level that the nodes are labelled with in spec.topology: kubectl edit mmtj {name}, "
+    "kubectl get nodes --show-labels"
+)
 _ROOM: Final[Mapping[str, str]] = {
     "": (
         "It waits for room and starts by itself. Free nodes, ask for less with resources.nodes in "
@@ -257,7 +261,11 @@ _ROOM: Final[Mapping[str, str]] = {
     "QuotaExceeded": (
         "It waits for quota and starts by itself. See what is used: kubectl describe resourcequota"
     ),
-    "UnknownLevel": "Name a level that the nodes have in spec.topology: kubectl edit mmtj {name}",
+    "UnknownTopologyLevel": _LEVELS,
+    "TopologyLabelsMissing": _LEVELS,
+    "NoQueueSystem": (
+        "Install the queue system, or take spec.queueName out: kubectl edit mmtj {name}"
+    ),
 }
 
 

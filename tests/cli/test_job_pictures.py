@@ -141,7 +141,9 @@ FALSE, TRUE = "False", "True"
         ([condition("Suspended", TRUE, "Suspended")], {"suspend": True}, "kubectl mmtj resume"),
         ([condition("Placed", FALSE, "NoRoom")], {}, "waits for room and starts by itself"),
         ([condition("Placed", FALSE, "QuotaExceeded")], {}, "describe resourcequota"),
-        ([condition("Placed", FALSE, "UnknownLevel")], {}, "spec.topology: kubectl edit mmtj st"),
+        ([condition("Placed", FALSE, "UnknownTopologyLevel")], {}, "kubectl edit mmtj stamps"),
+        ([condition("Placed", FALSE, "NoQueueSystem")], {}, "take spec.queueName out"),
+        ([condition("Placed", FALSE, "Placing")], {}, None),
         (
             [condition("Placed", TRUE, "Placed"), condition("GangReady", FALSE, "Barrier")],
             {},
