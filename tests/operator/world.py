@@ -11,7 +11,7 @@ from omni_contract.names import ANNOTATION_INDEX, ANNOTATION_PROGRESS
 from omni_contract.records import JobHeartbeat
 from omni_contract.status import JobStatus, write_time
 from omni_operator.api import Raw
-from omni_operator.kinds import JOB, LEASE, NODE, POD, Kind
+from omni_operator.kinds import JOB, LEASE, NODE, POD, WORKLOAD, Kind
 from omni_operator.observe import key_of
 from omni_operator.reconcile import Reconciler
 from omni_operator.settings import Settings
@@ -24,7 +24,7 @@ from tests.fakes.fake_cluster import FakeCluster
 SETTINGS = Settings(image="trainer:test")
 T = TypeVar("T")
 GPU = "nvidia.com/gpu"
-_WATCHED = (JOB, POD, NODE)
+_WATCHED = (JOB, POD, NODE, WORKLOAD)
 _MOST_ROUNDS = 2000
 
 
@@ -230,6 +230,10 @@ class World:
             for pod in self.cluster.objects(POD)
             if any(ref["uid"] == owner for ref in pod["metadata"].get("ownerReferences", ()))
         ]
+
+    def pods_of_all(self) -> list[Raw]:
+        """Pods of all jobs."""
+        return [pod for pod in self.cluster.objects(POD) if "ownerReferences" in pod["metadata"]]
 
     def pod(self, index: int, name: str = "stamps") -> Raw:
         """The newest pod that has an index."""
