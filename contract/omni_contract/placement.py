@@ -1,6 +1,6 @@
 """`JobPlacement`: where the pods of one attempt run. Kept in an immutable ConfigMap per attempt."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,6 +46,8 @@ class JobPlacement(BaseModel):
     """Whether all that topology asks for holds."""
     node_selector: dict[str, str] = {}
     """Labels asked of the nodes by the queue that admitted the job."""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    """What the pods tolerate on those nodes, beside what the job says."""
 
     @property
     def all_pods(self) -> tuple[PlacedPod, ...]:

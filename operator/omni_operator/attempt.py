@@ -10,7 +10,7 @@ from omni_contract.records import History
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import ExcludedNode, Incident, JobStatus, read_time, write_time
 from omni_operator.case import Case
-from omni_operator.ending import is_stopped
+from omni_operator.ending import is_queued, is_suspended
 from omni_operator.faults import describe, find_cause, gave_up, released_since_s
 from omni_operator.gang import pods_by_name
 from omni_operator.incidents import add_incident, open_incident
@@ -33,8 +33,12 @@ def begin(case: Case) -> Step | None:
     """The first attempt, the one after a suspension, and one that somebody asks for."""
     status, observed = case.status, case.observed
     asked = observed.job.annotations.get(ANNOTATION_RESTART)
-    if not status.attempt or is_stopped(case):
-        return _open(case, None, message="" if not status.attempt else "a suspension")
+    if not status.attempt:
+        return _open(case, None)
+    if is_queued(case):
+        return _open(case, None, message="its queue admitted it again")
+    if is_suspended(case):
+        return _open(case, None, message="a suspension")
     if asked is not None and asked != status.restart_handled:
         said = f"annotation {ANNOTATION_RESTART} was set to {asked!r}"
         return _open(case, RestartAction.RESTART_JOB, message=said)

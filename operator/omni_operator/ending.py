@@ -1,13 +1,15 @@
 """How a job comes to rest: Completed, Failed, Suspended, and what is left of it then. Pure."""
 
+from collections.abc import Sequence
+
 from omni_contract.status import read_time
 from omni_operator.case import Case
 from omni_operator.faults_node import is_node_lost
 from omni_operator.gang import end_pods, pods_by_name
 from omni_operator.kinds import JOB
-from omni_operator.state import PodState
+from omni_operator.state import QUEUE_REASONS, PodState
 from omni_operator.status import active_s, count
-from omni_operator.status_life import complete, fail, suspend, wait_for_room
+from omni_operator.status_life import complete, fail, suspend, wait_in_queue
 from omni_operator.steps import Delete, Step, Write
 
 _LOOK_AGAIN_S = 10.0
@@ -73,51 +75,53 @@ def end_overdue(case: Case) -> Step | None:
     return case.transition(fail(case.status, case.observed, "DeadlineExceeded", message))
 
 
-def is_stopped(case: Case) -> bool:
+def is_suspended(case: Case) -> bool:
     """Whether the job was told to stop and has not begun anew."""
     said = case.status.condition("Suspended")
     return said is not None and (said.status == "True" or said.reason == "Suspending")
 
 
+def is_queued(case: Case) -> bool:
+    """Whether the job's queue held it back and it has not begun since."""
+    said = case.status.condition("Placed")
+    return said is not None and said.reason in QUEUE_REASONS
+
+
 def stop(case: Case) -> Step | None:
-    """End the pods of a job that is suspended or lost its place in the queue, and wait. Pods get
+    """End the pods of a job that is suspended or that its queue holds back, and wait. Pods get
     their time to save a checkpoint.
 
     That it stops is written before the first pod is deleted, so that nobody takes that for a fault.
     """
-    held = _why_held(case)
-    if held is None:
-        return None
     observed, status = case.observed, case.status
-    is_queued = not case.spec.suspend
-    if is_queued and not status.attempt:
-        why = observed.admission.message if observed.admission else ""
-        return Step(status=wait_for_room(status, observed, "Queued", why or held[0]))
-    left = [pod for pod in observed.pods if not _is_gone(pod, case)]
-    stopped = suspend(status, observed, num_left=len(left), why=held[0], way_out=held[1])
-    if not is_stopped(case):
+    num_left = len(living_pods(case))
+    admission = observed.admission
+    if case.spec.suspend:
+        if num_left and status.holds("Suspended"):
+            stopped = status  # Pods that came back from a lost node.
+        else:
+            stopped = suspend(status, observed, num_left=num_left)
+    elif admission is not None and admission.reason is not None:
+        stopped = wait_in_queue(
+            status, observed, admission.reason, admission.message, num_left=num_left
+        )
+    else:
+        return None
+    if status.attempt and not is_suspended(case) and not is_queued(case):
         return case.transition(stopped)
     return Step(
-        status=status if left and status.holds("Suspended") else stopped,
+        status=stopped,
         writes=(end_pods(observed, case.spec, observed.pods),),
         requeue_after_s=_LOOK_AGAIN_S if observed.pods else None,
     )
 
 
-def _why_held(case: Case) -> tuple[str, str] | None:
-    """Why no pod of the job may run, and what ends that."""
-    if case.spec.suspend:
-        return "spec.suspend is true", "set it to false to resume"
-    admission = case.observed.admission
-    if admission is None or admission.state == "Admitted":
-        return None
-    reason = admission.message or admission.reason
-    if admission.state == "Evicted":
-        return f"the queue took the job's quota back ({reason})", "it resumes when admitted again"
-    return f"the job waits in its queue ({reason})", "it resumes when admitted"
-
-
-def _is_gone(pod: PodState, case: Case) -> bool:
-    if pod.is_terminal:
-        return True
-    return pod.node is not None and is_node_lost(pod.node, case.observed, case.spec)
+def living_pods(case: Case) -> Sequence[PodState]:
+    """Pods of the job that still hold something: not over, and not on a lost node."""
+    observed, spec = case.observed, case.spec
+    return [
+        pod
+        for pod in observed.pods
+        if not pod.is_terminal
+        and not (pod.node is not None and is_node_lost(pod.node, observed, spec))
+    ]

@@ -49,10 +49,24 @@ JOB: Final = Kind(group=GROUP, version=VERSION, plural=PLURAL, kind=KIND)
 WORKLOAD: Final = Kind(
     group="kueue.x-k8s.io", version="v1beta2", plural="workloads", kind="Workload"
 )
+RESOURCE_FLAVOR: Final = Kind(
+    group="kueue.x-k8s.io",
+    version="v1beta2",
+    plural="resourceflavors",
+    kind="ResourceFlavor",
+    is_namespaced=False,
+)
+PRIORITY_CLASS: Final = Kind(
+    group="scheduling.k8s.io",
+    version="v1",
+    plural="priorityclasses",
+    kind="PriorityClass",
+    is_namespaced=False,
+)
 
 KINDS: Final[tuple[Kind, ...]] = (
     POD, NODE, CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, EVENT, LEASE, ROLE, ROLE_BINDING, JOB,
-    WORKLOAD,
+    WORKLOAD, RESOURCE_FLAVOR, PRIORITY_CLASS,
 )  # fmt: skip
 
 

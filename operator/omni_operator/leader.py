@@ -61,6 +61,7 @@ class Leader:
         meters: Meters,
         watched_namespace: str | None,
         resync_s: float,
+        watched: Sequence[Kind] = WATCHED,
     ) -> None:
         self._view = view
         self._queue = queue
@@ -69,7 +70,8 @@ class Leader:
         self._meters = meters
         self._namespace = watched_namespace
         self._resync_s = resync_s
-        self.watches = Watches(WATCHED, self._see_page)
+        self._watched = watched
+        self.watches = Watches(watched, self._see_page)
         self._workers: list[asyncio.Task[None]] = []
         self.is_ready = False
         """Whether jobs are being reconciled."""
@@ -156,7 +158,7 @@ class Leader:
         while True:
             await asyncio.sleep(self._resync_s)
             try:
-                for kind in WATCHED:
+                for kind in self._watched:
                     await self._compare(kind)
             except ApiError as exc:
                 _LOG.warning("The resync has to wait. error=%s", exc)

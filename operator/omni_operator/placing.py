@@ -39,10 +39,10 @@ class NodeNeeds:
     @classmethod
     def of(cls, observed: Observed, spec: JobSpec) -> "NodeNeeds":
         """What the pods of a job ask now."""
-        queue = observed.admission.node_selector if observed.admission else {}
+        bounds = observed.bounds
         return cls(
-            selector=node_selector(spec, queue),
-            tolerations=tolerations(spec),
+            selector=node_selector(spec, bounds.node_selector),
+            tolerations=tolerations(spec, bounds.tolerations),
             resources=_resources(spec),
             excluded={
                 node.name
@@ -358,5 +358,6 @@ def _compose(
         spans=found.spans,
         job_domain=found.job_domain,
         satisfied=found.satisfied,
-        node_selector=dict(observed.admission.node_selector if observed.admission else {}),
+        node_selector=dict(observed.bounds.node_selector),
+        tolerations=tuple(dict(toleration) for toleration in observed.bounds.tolerations),
     )

@@ -12,14 +12,15 @@ from omni_contract.names import ANNOTATION_ATTEMPT, ANNOTATION_PROGRESS
 from omni_contract.placement import JobPlacement
 from omni_contract.records import JobHeartbeat
 from omni_contract.spec_run import ResourcesSpec
-from omni_operator.api import Api, Raw
+from omni_operator.api import Api, NotFound, Raw
 from omni_operator.faults import released_since_s
-from omni_operator.kinds import CONFIG_MAP, JOB, LEASE, POD
+from omni_operator.kinds import CONFIG_MAP, JOB, LEASE, POD, PRIORITY_CLASS, RESOURCE_FLAVOR
+from omni_operator.kueue import Workload, admission_of, bounds_of, no_queue_system
 from omni_operator.observe import owner_uid
 from omni_operator.render import ObjectNames
 from omni_operator.render_objects import read_placement, read_plan
 from omni_operator.render_pod import has_gpus
-from omni_operator.state import JobKey, JobState, Observed, PodState
+from omni_operator.state import Bounds, JobKey, JobState, Observed, PodState
 from omni_operator.view import View
 
 _NUM_ASKED = 16
@@ -43,6 +44,12 @@ class JobMemory:
     """When the progress Lease was read."""
     status_s: float = 0.0
     """When the status was written."""
+    admitted: tuple[str, str] | None = None
+    """The admission whose flavors were read."""
+    bounds: Bounds = Bounds()
+    """What it asks of nodes."""
+    trouble: str = ""
+    """Why Kueue could not be asked at the last try."""
 
 
 class Reader:
@@ -66,6 +73,44 @@ class Reader:
             raw = await self._cluster.get(CONFIG_MAP, job.key.namespace, name)
             if raw is not None and owner_uid(raw) == job.uid:
                 self._view.note_plan(read_plan(raw))
+
+    async def read_admission(self, job: JobState, memory: JobMemory, *, with_kueue: bool) -> None:
+        """Make known what the job's queue says."""
+        queue = job.raw_spec.get("queueName")
+        admission = None
+        if queue and not with_kueue:
+            admission = no_queue_system(queue)
+        elif queue:
+            raw = self._view.workload(job.uid)
+            workload = None if raw is None else Workload.read(raw)
+            bounds, trouble = Bounds(), memory.trouble
+            if workload is not None and workload.is_admitted:
+                trouble = await self._read_flavors(workload, memory)
+                bounds = memory.bounds
+            admission = admission_of(queue, workload, bounds, trouble=trouble)
+        self._view.note_admission(job.uid, admission)
+
+    async def _read_flavors(self, workload: Workload, memory: JobMemory) -> str:
+        """Read what an admission asks of nodes, once. Returns what is wrong."""
+        if memory.admitted == workload.admitted_since:
+            return ""
+        names = workload.flavors
+        found = [await self._cluster.get(RESOURCE_FLAVOR, None, name) for name in names]
+        flavors = [flavor for flavor in found if flavor is not None]
+        if len(flavors) < len(names):
+            gone = [name for name, raw in zip(names, found, strict=True) if raw is None]
+            return f"Kueue assigned ResourceFlavor {gone[0]}, which was deleted; create it again"
+        memory.admitted, memory.bounds = workload.admitted_since, bounds_of(workload, flavors)
+        return ""
+
+    async def read_priority(self, name: str) -> int:
+        """Value of a priority class. Raises NotFound."""
+        raw = await self._cluster.get(PRIORITY_CLASS, None, name)
+        if raw is None:
+            message = f"there is no PriorityClass {name!r}; create it, or name another one in "
+            message += "podTemplate.priorityClassName"
+            raise NotFound(reason="NotFound", message=message, code=404)
+        return int(raw["value"])
 
     async def read_progress(self, job: JobState, now_s: float) -> None:
         """Read the heartbeat of a job."""

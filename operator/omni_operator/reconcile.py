@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from omni_contract.plan import JobPlan
-from omni_operator.api import Api, Conflict, NotFound, QuotaExceeded
+from omni_operator.api import Api, ApiError, Conflict, NotFound, QuotaExceeded
 from omni_operator.case import Case
 from omni_operator.decide import decide, read_case
+from omni_operator.kueue import needs_priority, tend
 from omni_operator.observe import StatusError
 from omni_operator.reading import JobMemory, Reader, attempt_of, doubtful_pods
+from omni_operator.render_pod import priority_class_of
 from omni_operator.settings import Settings
 from omni_operator.starting import refuse_for_good, refuse_for_quota
 from omni_operator.state import JobKey, JobState, Observed
@@ -77,6 +79,7 @@ class Reconciler:
         memory = self._memory(job)
         if not _is_over(job):
             await self._reader.read_attempt(job, memory)
+            await self._reader.read_admission(job, memory, with_kueue=self._settings.with_kueue)
             is_due = self._clock() - memory.lease_s >= self._settings.progress_poll_s
             if is_due and job.status.holds("GangReady"):
                 await self._read_progress(job)
@@ -142,7 +145,34 @@ class Reconciler:
                 step = refuse_for_quota(self._case(observed), exc.message)
             except PodRefused as exc:
                 step = refuse_for_good(self._case(observed), exc.name, exc.message)
-        return await self._report(job, step, memory)
+        again_s = await self._report(job, step, memory)
+        if self._settings.with_kueue and not step.is_transition:
+            await self._tend_workload(job.key, memory)
+        return again_s
+
+    async def _tend_workload(self, key: JobKey, memory: JobMemory) -> None:
+        """Ask Kueue, and tell it what it has to know."""
+        observed = self._view.observe(key, now_s=self._clock())
+        if observed is None or observed.job.is_deleting:
+            return
+        case = read_case(observed, self._settings)
+        if not isinstance(case, Case):
+            return
+        raw = self._view.workload(observed.job.uid)
+        try:
+            priority = None
+            name = priority_class_of(case.spec, self._settings)
+            if name is not None and needs_priority(case, raw):
+                priority = await self._reader.read_priority(name)
+            writes = tend(case, raw, priority=priority)
+            if writes:
+                await self._writer.write_group(observed.job, writes)
+        except ApiError as exc:
+            memory.trouble = exc.message
+            raise
+        memory.trouble = ""
+        if writes:
+            self._wake(key)
 
     async def _write(self, job: JobState, step: Step, memory: JobMemory) -> None:
         if step.needs_objects and step.plan is not None:

@@ -49,6 +49,11 @@ class ObjectNames:
         return self.base
 
     @property
+    def workload(self) -> str:
+        """What asks Kueue for the job's quota."""
+        return self.base
+
+    @property
     def progress_lease(self) -> str:
         """The Lease that rank 0's supervisor renews."""
         return f"{self.base}-progress"

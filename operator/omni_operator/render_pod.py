@@ -1,6 +1,6 @@
 """The pod of one node of a job: supervisor and data service, gated, without rights of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from omni_contract.names import (
@@ -82,12 +82,11 @@ def render_pod(
         **template.annotations,
         **pod_annotations(job, placement, index, settings, history),
     }
-    extra = [c for c in template.containers if c["name"] not in (TRAINER_CONTAINER, DATA_CONTAINER)]
     volumes = _volumes(job, plan, with_token=beats)
     pod: Object = {
         "schedulingGates": [{"name": GATE}],
         "nodeSelector": node_selector(spec, placement.node_selector),
-        "tolerations": tolerations(spec),
+        "tolerations": tolerations(spec, placement.tolerations),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": template.termination_grace_seconds,
         "hostname": name,
@@ -96,16 +95,40 @@ def render_pod(
         "automountServiceAccountToken": False,
         "securityContext": merge(_POD_SECURITY, template.security_context),
         "initContainers": [_data(spec, settings, spare=spare)],
-        "containers": [_trainer(job, spec, settings, beats=beats), *extra],
+        "containers": [_trainer(job, spec, settings, beats=beats), *_added(spec)],
         "volumes": merge_named(volumes, template.volumes, "name"),
     }
     if beats:
         pod["serviceAccountName"] = ObjectNames.of(job).rank0
     if template.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret} for secret in template.image_pull_secrets]
-    if priority_class := template.priority_class_name or settings.priority_class:
+    if priority_class := priority_class_of(spec, settings):
         pod["priorityClassName"] = priority_class
     return {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": meta, "spec": pod}
+
+
+def render_template(job: JobState, spec: JobSpec, settings: Settings) -> Object:
+    """What a quota system has to know of the pods of a job: what each asks for, and of which nodes.
+
+    All are alike in that.
+    """
+    template = spec.pod_template
+    sidecar, trainer = _data(spec, settings, spare=True), _trainer(job, spec, settings, beats=False)
+    pod: Object = {
+        "restartPolicy": "Never",
+        "nodeSelector": node_selector(spec, {}),
+        "tolerations": tolerations(spec),
+        "initContainers": [_brief(sidecar)],
+        "containers": [_brief(container) for container in (trainer, *_added(spec))],
+    }
+    if priority_class := priority_class_of(spec, settings):
+        pod["priorityClassName"] = priority_class
+    return {"metadata": {"labels": dict(template.labels)}, "spec": pod}
+
+
+def priority_class_of(spec: JobSpec, settings: Settings) -> str | None:
+    """Name of the priority class of a job's pods."""
+    return spec.pod_template.priority_class_name or settings.priority_class
 
 
 def has_gpus(resources: ResourcesSpec) -> bool:
@@ -113,13 +136,14 @@ def has_gpus(resources: ResourcesSpec) -> bool:
     return resources.device != "cpu"
 
 
-def tolerations(spec: JobSpec) -> list[Mapping[str, Any]]:
-    """Taints that the pods of a job tolerate."""
+def tolerations(spec: JobSpec, queue: Iterable[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
+    """Taints that the pods of a job tolerate; `queue`: those of the nodes that it gives."""
     gpu = {"key": spec.resources.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
     return [
         *_NODE_TOLERATIONS,
         *([gpu] if has_gpus(spec.resources) else []),
         *spec.pod_template.tolerations,
+        *queue,
     ]
 
 
@@ -206,6 +230,17 @@ def _container(spec: JobSpec, settings: Settings, name: str, module: str) -> Obj
     if spec.storage.credentials_secret is not None:
         container["envFrom"] = [{"secretRef": {"name": spec.storage.credentials_secret}}]
     return container
+
+
+def _added(spec: JobSpec) -> list[Object]:
+    """Containers of the user's own."""
+    ours = (TRAINER_CONTAINER, DATA_CONTAINER)
+    return [c for c in spec.pod_template.containers if c["name"] not in ours]
+
+
+def _brief(container: Object) -> Object:
+    kept = ("name", "image", "resources", "restartPolicy")
+    return {key: container[key] for key in kept if key in container}
 
 
 def _overridden(container: Object, spec: JobSpec) -> Object:

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from omni_contract.names import ANNOTATION_NODE
 from omni_contract.placement import JobPlacement
@@ -149,13 +149,27 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a queue asks of the nodes of a job that it admitted, and lets it tolerate there."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+QueueReason = Literal["QueueWaiting", "QueueEvicted", "NoQueueSystem"]
+"""Why condition Placed of a job that its queue holds back is False."""
+QUEUE_REASONS: Final[tuple[str, ...]] = get_args(QueueReason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """What a queue says about a job."""
 
-    state: Literal["Pending", "Admitted", "Evicted"]
-    node_selector: Mapping[str, str]
-    reason: str
-    message: str
+    reason: QueueReason | None
+    """Why no pod of the job may run; None: it is admitted."""
+    message: str = ""
+    bounds: Bounds = Bounds()
+    """Where an admitted job may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +196,11 @@ class Observed:
     admission: Admission | None = None
     watch_is_healthy: bool = True
     """Whether what was read can be taken as now; False: nothing is declared lost or hung."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """What the job's queue asks of its nodes."""
+        return Bounds() if self.admission is None else self.admission.bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

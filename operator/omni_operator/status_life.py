@@ -6,7 +6,7 @@ from omni_contract.records import History
 from omni_contract.spec_run import RestartAction
 from omni_contract.status import Incident, JobStatus, write_time
 from omni_operator.incidents import add_incident
-from omni_operator.state import Observed
+from omni_operator.state import Observed, QueueReason
 from omni_operator.status import (
     active_s,
     budget_of,
@@ -120,28 +120,31 @@ def release_gang(status: JobStatus, observed: Observed) -> JobStatus:
     return _tell(status, observed, ("GangReady", True, "Released", said))
 
 
-def suspend(
-    status: JobStatus,
-    observed: Observed,
-    *,
-    num_left: int,
-    why: str = "spec.suspend is true",
-    way_out: str = "set it to false to resume",
-) -> JobStatus:
+def suspend(status: JobStatus, observed: Observed, *, num_left: int) -> JobStatus:
     """The job is being suspended, or is, once no pod is left. Suspended time does not count."""
+    why = "spec.suspend is true"
     if num_left:
         said = f"{why}; {count(num_left, 'pod')} still save and end"
         return _tell(status, observed, ("Suspended", False, "Suspending", said))
-    status = status.model_copy(
-        update={
-            "active_seconds": round(active_s(status, observed.now_s), 3),
-            "start_time": None,
-            "placement": None,
-        }
-    )
-    said = f"{why} and all pods have ended; {way_out}"
+    said = f"{why} and all pods have ended; set it to false to resume"
     status = set_condition(status, "Suspended", True, "Suspended", said, observed=observed)
-    return _stop(status, observed, "Suspended", said, "Placed", "GangReady")
+    return _stop(_pause(status, observed), observed, "Suspended", said, "Placed", "GangReady")
+
+
+def wait_in_queue(
+    status: JobStatus, observed: Observed, reason: QueueReason, message: str, *, num_left: int
+) -> JobStatus:
+    """The job's queue holds it back. The time does not count. Condition Suspended is the user's."""
+    if (suspended := status.condition("Suspended")) is not None and (
+        suspended.status == "True" or suspended.reason == "Suspending"
+    ):
+        said = "spec.suspend is false; the job waits in its queue"
+        status = set_condition(status, "Suspended", False, "Resumed", said, observed=observed)
+    if num_left:
+        said = f"{message}; {count(num_left, 'pod')} still save and end"
+        return _tell(status, observed, ("Placed", False, reason, said))
+    status = set_condition(status, "Placed", False, reason, message, observed=observed)
+    return _stop(_pause(status, observed), observed, reason, message, "GangReady")
 
 
 def complete(status: JobStatus, observed: Observed, message: str) -> JobStatus:
@@ -152,6 +155,17 @@ def complete(status: JobStatus, observed: Observed, message: str) -> JobStatus:
 def fail(status: JobStatus, observed: Observed, reason: str, message: str) -> JobStatus:
     """The job is given up. This is for ever."""
     return _end(status, observed, "Failed", reason, message)
+
+
+def _pause(status: JobStatus, observed: Observed) -> JobStatus:
+    """The clock of the job stands still until it begins anew."""
+    return status.model_copy(
+        update={
+            "active_seconds": round(active_s(status, observed.now_s), 3),
+            "start_time": None,
+            "placement": None,
+        }
+    )
 
 
 def _end(status: JobStatus, observed: Observed, type_: str, reason: str, message: str) -> JobStatus:

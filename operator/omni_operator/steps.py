@@ -8,7 +8,7 @@ from typing import Any
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.status import JobStatus
-from omni_operator.kinds import Kind
+from omni_operator.kinds import POD, Kind
 
 Object = Mapping[str, Any]
 
@@ -23,11 +23,22 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """Change a pod, if it is still the one that was looked at."""
+    """Change an object, if it is still the one that was looked at."""
 
+    kind: Kind = POD
     name: str
     uid: str
     operations: Sequence[Object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchStatus:
+    """Merge into the status of an object, if nobody changed it since it was looked at."""
+
+    kind: Kind
+    name: str
+    resource_version: str
+    status: Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +52,7 @@ class Delete:
     """Seconds it has to end; None: its own. 0 takes it out of the API at once."""
 
 
-Write = Create | Patch | Delete
+Write = Create | Patch | PatchStatus | Delete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

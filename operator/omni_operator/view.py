@@ -5,7 +5,7 @@ without an `await` in between is seen by no other job's turn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal
@@ -15,10 +15,11 @@ from omni_contract.plan import JobPlan
 from omni_contract.records import JobHeartbeat
 from omni_contract.status import Condition
 from omni_operator.api import Raw
-from omni_operator.kinds import JOB, NODE, POD, Kind
+from omni_operator.kinds import JOB, NODE, POD, WORKLOAD, Kind
 from omni_operator.ledger import Ledger
-from omni_operator.observe import StatusError, key_of, read_job, read_node, read_pod
+from omni_operator.observe import StatusError, key_of, owner_uid, read_job, read_node, read_pod
 from omni_operator.state import (
+    QUEUE_REASONS,
     Admission,
     JobKey,
     JobState,
@@ -63,7 +64,7 @@ class View:
     def __init__(self) -> None:
         self.watch_is_healthy = True
         """Whether what was seen can be taken as now."""
-        self._versions: dict[Kind, Versions] = {JOB: Versions(), POD: Versions(), NODE: Versions()}
+        self._versions = {kind: Versions() for kind in (JOB, POD, NODE, WORKLOAD)}
         self._jobs: dict[JobKey, JobState] = {}
         self._unreadable: dict[JobKey, StatusError] = {}
         self._key_of: dict[str, JobKey] = {}
@@ -82,17 +83,25 @@ class View:
         self._progress: dict[str, Progress] = {}
         self._renew_times: dict[str, str | None] = {}
         self._admissions: dict[str, Admission] = {}
+        self._workloads: dict[str, Raw] = {}  # by job uid
+        self._readers: Mapping[Kind, Callable[[Raw], frozenset[JobKey]]] = {
+            JOB: self._see_job,
+            POD: self._see_pod,
+            NODE: self._see_node,
+            WORKLOAD: self._see_workload,
+        }
 
     # What the API server says.
 
     def see(self, kind: Kind, event: Event, raw: Raw) -> frozenset[JobKey]:
-        """A job, pod or node was listed, made, changed or deleted, or is the answer to a write."""
+        """A job, pod, node or Workload was listed, made, changed or deleted, or is the answer to a
+        write."""
         meta, versions = raw["metadata"], self._versions[kind]
         if event == "DELETED":
             return self._drop(kind, meta["uid"]) if versions.end(meta["uid"]) else _NOBODY
         if not versions.is_news(meta["uid"], meta["resourceVersion"]):
             return _NOBODY
-        return {JOB: self._see_job, POD: self._see_pod, NODE: self._see_node}[kind](raw)
+        return self._readers[kind](raw)
 
     def see_job(self, event: Event, raw: Raw) -> frozenset[JobKey]:
         """`see` for a job."""
@@ -159,6 +168,10 @@ class View:
     def plan(self, plan_hash: str) -> JobPlan | None:
         """A noted plan."""
         return self._plans.get(plan_hash)
+
+    def workload(self, uid: str) -> Raw | None:
+        """What was asked of Kueue for a job, and what it says."""
+        return self._workloads.get(uid)
 
     # What was decided, or read on demand.
 
@@ -245,6 +258,7 @@ class View:
             self._progress,
             self._renew_times,
             self._admissions,
+            self._workloads,
             self._released,
         ):
             noted.pop(uid, None)
@@ -299,12 +313,24 @@ class View:
         self._nodes[node.name] = node
         return self._concerned_by(node.name)
 
+    def _see_workload(self, raw: Raw) -> frozenset[JobKey]:
+        job_uid = owner_uid(raw)
+        if job_uid is None:
+            return _NOBODY
+        self._workloads[job_uid] = raw
+        return self._keys_of(job_uid)
+
     def _drop(self, kind: Kind, uid: str) -> frozenset[JobKey]:
         if kind == NODE:
             gone = [node.name for node in self._nodes.values() if node.uid == uid]
             for name in gone:
                 del self._nodes[name]
             return frozenset[JobKey]().union(*(self._concerned_by(name) for name in gone))
+        if kind == WORKLOAD:
+            owners = [n for n, raw in self._workloads.items() if raw["metadata"]["uid"] == uid]
+            for job_uid in owners:
+                del self._workloads[job_uid]
+            return frozenset[JobKey]().union(*(self._keys_of(job_uid) for job_uid in owners))
         return self._drop_job(uid) if kind == JOB else self._drop_pod(uid)
 
     def _drop_job(self, uid: str) -> frozenset[JobKey]:
@@ -387,13 +413,14 @@ class View:
 def _holds_room(job: JobState) -> bool:
     """Whether a job has a right to what its placement reserves."""
     conditions = {condition.type: condition for condition in job.status.conditions}
-    suspended = conditions.get("Suspended")
+    suspended, placed = conditions.get("Suspended"), conditions.get("Placed")
     return not (
         job.is_deleting
         or _is_true(conditions.get("Completed"))
         or _is_true(conditions.get("Failed"))
         or _is_true(suspended)
         or (suspended is not None and suspended.reason == "Suspending")
+        or (placed is not None and placed.reason in QUEUE_REASONS)
     )
 
 

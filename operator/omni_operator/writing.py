@@ -10,11 +10,11 @@ from typing import Any, Final
 from omni_contract.plan import JobPlan
 from omni_contract.status import JobStatus
 from omni_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Raw, Refused
-from omni_operator.kinds import EVENT, JOB, POD, Kind, kind_of
+from omni_operator.kinds import EVENT, JOB, POD, WORKLOAD, Kind, kind_of
 from omni_operator.notes import EventBook, notes_between
 from omni_operator.render_objects import render_objects
 from omni_operator.state import JobKey, JobState
-from omni_operator.steps import Create, Delete, Patch, Write
+from omni_operator.steps import Create, Delete, Patch, PatchStatus, Write
 from omni_operator.view import View
 
 _LOG: Final = logging.getLogger(__name__)
@@ -119,27 +119,44 @@ class Writer:
         if isinstance(write, Create):
             await self._create(job, write.kind, write.body)
         elif isinstance(write, Patch):
-            await self._patch_pod(job, write)
+            await self._patch(job, write)
+        elif isinstance(write, PatchStatus):
+            await self._patch_status(job, write)
         else:
             await self._delete(job, write)
 
-    async def _patch_pod(self, job: JobState, write: Patch) -> None:
-        namespace = job.key.namespace
+    async def _patch(self, job: JobState, write: Patch) -> None:
+        kind, namespace = write.kind, job.key.namespace
         found: Raw | None
         try:
-            found = await self._cluster.json_patch(POD, namespace, write.name, write.operations)
+            found = await self._cluster.json_patch(kind, namespace, write.name, write.operations)
         except (NotFound, Conflict):
-            found = await self._cluster.get(POD, namespace, write.name)  # The view was behind.
+            found = await self._cluster.get(kind, namespace, write.name)  # The view was behind.
         if found is None or found["metadata"]["uid"] != write.uid:
-            self._view.see_pod("DELETED", {"metadata": {"uid": write.uid}})
+            self._view.see(kind, "DELETED", {"metadata": {"uid": write.uid}})
         if found is not None:
-            self.see(POD, found, but=job.key)
+            self.see(kind, found, but=job.key)
+
+    async def _patch_status(self, job: JobState, write: PatchStatus) -> None:
+        found: Raw | None
+        try:
+            found = await self._cluster.patch_status(
+                write.kind,
+                job.key.namespace,
+                write.name,
+                write.status,
+                resource_version=write.resource_version,
+            )
+        except (NotFound, Conflict):
+            found = await self._cluster.get(write.kind, job.key.namespace, write.name)
+        if found is not None:
+            self.see(write.kind, found, but=job.key)
 
     async def _create(self, job: JobState, kind: Kind, body: Mapping[str, Any]) -> None:
         try:
             raw = await self._cluster.create(kind, body)
         except AlreadyExists:
-            if kind is not POD:
+            if kind not in (POD, WORKLOAD):
                 return
             # Made before this process, or by one that still believes that it leads.
             found = await self._cluster.get(kind, job.key.namespace, body["metadata"]["name"])
@@ -150,8 +167,8 @@ class Writer:
             if kind is POD and _is_about_the_pod(exc):
                 raise PodRefused(body["metadata"]["name"], exc.message) from exc
             raise
-        if kind is POD:
-            self.see(POD, raw, but=job.key)
+        if kind in (POD, WORKLOAD):
+            self.see(kind, raw, but=job.key)
 
     async def _delete(self, job: JobState, write: Delete) -> None:
         """Once is enough: the answer does not say when the object is gone, only the watch does."""

@@ -1,13 +1,11 @@
 """A job's life on an API server in memory: reads, writes, and views that are behind."""
 
-from typing import Any
-
 import pytest
 
 from omni_contract.names import ANNOTATION_ATTEMPT
 from omni_operator.api import ApiError, ApiUnavailable, Refused
-from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, LEASE, NODE, POD, SERVICE, Kind
-from omni_operator.state import Admission, JobKey
+from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, SERVICE, Kind
+from omni_operator.state import JobKey
 from tests.operator.world import SETTINGS, World, job, node
 
 KEY = JobKey(namespace="default", name="stamps")
@@ -317,41 +315,3 @@ def test_events_tell_what_happened() -> None:
         world.pass_s(5)
         reasons = [event["reason"] for event in world.cluster.objects(EVENT)]
         assert {"Placed", "GangReady", "Running"} <= set(reasons)
-
-
-def test_a_queue_says_when_a_job_may_start_and_where() -> None:
-    with World(nodes=8) as world:
-        for name in ("n4", "n5", "n6", "n7"):
-            world.cluster.change(
-                NODE, name, lambda raw: raw["metadata"]["labels"].update(flavor="b")
-            )
-        world.apply(job())
-        world.deliver()
-        owner = world.cluster.find(JOB, "stamps")["metadata"]["uid"]
-
-        def say(state: Any, **selector: str) -> None:
-            world.wake(
-                world.view.note_admission(
-                    owner,
-                    Admission(
-                        state=state, node_selector=selector, reason="R", message="by the queue"
-                    ),
-                )
-            )
-
-        say("Pending")
-        world.pass_s(5)
-        assert world.condition("Placed") == ("False", "Queued")
-        assert world.status().attempt == 0
-        say("Admitted", flavor="b")
-        world.pass_s(5)
-        assert world.status().phase == "Running"
-        assert set(world.nodes_of().values()) == {"n4", "n5", "n6", "n7"}
-        say("Evicted")
-        world.pass_s(5)
-        assert world.status().phase == "Suspended"
-        assert "took the job's quota back" in world.message("Suspended")
-        assert world.pods() == []
-        say("Admitted")
-        world.pass_s(5)
-        assert (world.status().phase, world.status().restarts) == ("Running", 0)

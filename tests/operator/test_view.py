@@ -311,7 +311,7 @@ def test_a_lease_without_heartbeat_is_no_progress(view: View) -> None:
 
 
 def test_an_admission_wakes_its_job_once(view: View) -> None:
-    admitted = Admission(state="Admitted", node_selector={}, reason="", message="")
+    admitted = Admission(reason="QueueWaiting", message="no quota")
     assert view.note_admission("job-1", admitted) == {TRAIN}
     assert view.note_admission("job-1", admitted) == set()
     assert observe(view, TRAIN).admission == admitted
