@@ -26,5 +26,9 @@ class StorageError(OmniError):
     """The object store or a disk refused: missing bucket or key, no space, no credentials."""
 
 
+class UnavailableError(StorageError):
+    """The object store or the data service does not answer: an outage, which may pass."""
+
+
 class StaleError(OmniError):
     """A newer (attempt, generation) holds the run; this process must end and change nothing."""

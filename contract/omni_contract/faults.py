@@ -70,7 +70,7 @@ FAULTS: Final[Mapping[FaultClass, FaultRow]] = MappingProxyType(
             excludes_node=True,
         ),
         FaultClass.DATA_SERVICE: FaultRow(
-            detector="the data service dies again and again",
+            detector="the data service dies again and again, or the object store does not answer",
             in_pod=_A.RESTART_IN_PLACE,
             by_operator=_A.REPLACE_POD,
             budget="infrastructure",

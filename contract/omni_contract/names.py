@@ -94,6 +94,8 @@ class Exit(IntEnum):
     """An unexpected error of the program: class AppError."""
     USER = 2
     """A mistake in job, data or storage that no restart mends: class StartError."""
+    UNAVAILABLE = 69
+    """The object store or the data service did not answer for long: class DataService."""
     PEER_LOST = 75
     """A rank lost another one; never the first cause."""
     STALE = 76

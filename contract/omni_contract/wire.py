@@ -90,9 +90,9 @@ class Refused(Message):
     """The rank may not join or go on."""
 
     type: Literal["refused"] = "refused"
-    reason: Literal["stale", "mismatch", "error"]
+    reason: Literal["stale", "mismatch", "error", "unavailable"]
     """stale: a newer pair holds the run. mismatch: another plan or wire version. error: the data
-    cannot be served; `message` is for the user."""
+    cannot be served; `message` is for the user. unavailable: not now, the store does not answer."""
     message: str
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from omni_contract.errors import DataError, StaleError
+from omni_contract.errors import DataError, OmniError, StaleError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ class Board:
         for key in [key for key in self._answers if key[1] < step - KEPT_STEPS]:
             del self._answers[key]
 
-    def fail(self, step: int, message: str) -> None:
+    def fail(self, step: int, error: OmniError) -> None:
         """Tell all who ask that this node cannot serve the step."""
         for ask in ("report", "agreed"):
             future = self._answer(ask, step)
             if not future.done():
-                future.set_exception(DataError(message))
+                future.set_exception(error)
                 future.exception()  # nobody has to ask
 
     async def get(self, ask: Ask, step: int) -> list[Bad]:
@@ -158,6 +158,8 @@ class Agreement:
                     raise StaleError(message)
                 case {"error": str(message)}:
                     raise DataError(message)
+                case {"unavailable": str(message)}:
+                    raise UnavailableError(message)
                 case {"mismatch": str(message)}:
                     problem = message
                     if waited_s > _PATIENCE_S:  # no longer an old sidecar about to be replaced
@@ -215,7 +217,9 @@ class Agreement:
         board = self._board
         try:
             bad = await board.get(request["ask"], request["step"])
-        except DataError as exc:
+        except UnavailableError as exc:
+            return {"unavailable": str(exc)}
+        except OmniError as exc:
             return {"error": str(exc)}
         except asyncio.CancelledError:
             if self._board is board:
@@ -232,5 +236,5 @@ def reported(board: Board, step: int) -> Iterator[None]:
     except StaleError:
         raise  # a newer pair tells the others, too
     except Exception as exc:
-        board.fail(step, str(exc))
+        board.fail(step, exc if isinstance(exc, UnavailableError) else DataError(str(exc)))
         raise

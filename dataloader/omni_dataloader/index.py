@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_contract.errors import DataError, OmniError, StorageError
+from omni_contract.errors import DataError, OmniError, StorageError, UnavailableError
 from omni_contract.spec_model import Modality
 from omni_dataloader.store import Store
 
@@ -146,6 +146,8 @@ class SourceIndex:
         manifest = parse_manifest(store.read(found), found)
         try:
             raw = store.read(f"{uri}/{SAMPLES_NAME}")
+        except UnavailableError:
+            raise
         except StorageError as exc:
             raise DataError(f"{exc}; {AGAIN}") from None
         return cls.of(uri, manifest, raw)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from omni_contract.errors import DataError, OmniError
+from omni_contract.errors import DataError, OmniError, UnavailableError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_contract.shared_files import DataPeers
@@ -24,12 +25,15 @@ from omni_dataloader.agree import Agreement, Peers
 from omni_dataloader.cache import CACHE_BYTES
 from omni_dataloader.produce import World
 from omni_dataloader.serve import Server, listen
-from omni_dataloader.sources import open_data, plan_samples
+from omni_dataloader.sources import OpenedData, open_data, plan_samples
 from omni_dataloader.store import Store
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_OUTAGE_S = 60.0
+"""How long the store may be away when the service starts."""
+_RETRY_S = 1.0
 _EXAMPLE = """\
 `omni run` starts one of these for each node. By hand, for a plan of one node:
 
@@ -40,7 +44,8 @@ S3 is found by storage.endpoint of the plan, else by the AWS chain (AWS_ENDPOINT
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or a profile). It may be killed at any time and started
 again with the same arguments: its ranks reconnect and go on with exactly the same samples.
 
-Exit codes: 2 a mistake in job, data or storage, 130 ended by SIGTERM or Ctrl-C, 1 a bug.
+Exit codes: 2 a mistake in job, data or storage, 69 the store does not answer, 130 ended by SIGTERM
+or Ctrl-C, 1 a bug.
 """
 
 
@@ -77,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.die_with is not None:
             _die_with(options.die_with)
         return _run(options)
+    except UnavailableError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return Exit.UNAVAILABLE
     except OmniError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return Exit.USER
@@ -208,7 +216,7 @@ async def _start(
         reason = os.strerror(exc.errno) if exc.errno else str(exc)
         raise DataError(f"--listen {host}:{port}: {reason}; use a free port") from None
     store = await asyncio.to_thread(Store.open, plan.spec.storage)
-    data = await asyncio.to_thread(open_data, plan.spec, store)
+    data = await _open_data(plan, store)
     world = World(
         plan=plan,
         node=options.node,
@@ -222,6 +230,19 @@ async def _start(
     )
     log.info("serving socket=%s plan=%s", options.socket, plan.hash)
     await Server(world).run(listener)
+
+
+async def _open_data(plan: JobPlan, store: Store) -> OpenedData:
+    """Open the sources; an outage of the store is waited out for a while."""
+    deadline = time.monotonic() + _OUTAGE_S
+    while True:
+        try:
+            return await asyncio.to_thread(open_data, plan.spec, store)
+        except UnavailableError as exc:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("the object store does not answer, trying again: %s", exc)
+        await asyncio.sleep(_RETRY_S)
 
 
 def _die_with(parent: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pydantic
 
 from omni_contract import wire
-from omni_contract.errors import DataError, OmniError, StaleError
+from omni_contract.errors import DataError, OmniError, StaleError, UnavailableError
 from omni_dataloader.agree import Pair
 from omni_dataloader.produce import End, Production, World
 from omni_dataloader.ring import Ring, slot_bytes
@@ -228,6 +228,8 @@ class _Connection:
                     answer = await self._state(request.step)
             except StaleError as exc:
                 raise _Refusal("stale", str(exc)) from None
+            except UnavailableError as exc:
+                raise _Refusal("unavailable", str(exc)) from None
             except OmniError as exc:
                 raise _Refusal("error", str(exc)) from None
             await self._send(answer)

@@ -22,7 +22,7 @@ import obstore.exceptions
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store
 
-from omni_contract.errors import StorageError
+from omni_contract.errors import StorageError, UnavailableError
 from omni_contract.spec_data import StorageSpec
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class Store:
         if isinstance(
             exc, botocore.exceptions.ConnectionError | botocore.exceptions.HTTPClientError
         ) or ("error sending request" in text):
-            return StorageError(
+            return UnavailableError(
                 f"{uri}: {self.endpoint} cannot be reached; is it up, and is storage.endpoint "
                 "(or AWS_ENDPOINT_URL) right?"
             )

@@ -164,7 +164,7 @@ def test_a_node_that_cannot_serve_a_step_fails_it_for_all() -> None:
         boards = [board(), board()]
         first = await nodes.start(0, boards[0])
         await nodes.start(1, boards[1])
-        boards[1].fail(1, "s3://b/k: gone")
+        boards[1].fail(1, DataError("s3://b/k: gone"))
         with pytest.raises(DataError, match="s3://b/k: gone"):
             await first.agree(boards[0], 1, [])
 
@@ -177,7 +177,7 @@ def test_node_0_passes_a_failure_of_one_node_on_to_the_others() -> None:
     async def test(nodes: Nodes) -> None:
         boards = [board() for _ in range(3)]
         first, _, third = [await nodes.start(n, b) for n, b in enumerate(boards)]
-        boards[1].fail(1, "s3://b/k: gone")
+        boards[1].fail(1, DataError("s3://b/k: gone"))
         answers = await asyncio.gather(
             first.agree(boards[0], 1, []), third.agree(boards[2], 1, []), return_exceptions=True
         )

@@ -21,6 +21,7 @@ from tests.dataloader.serving import (
     take,
     walk,
 )
+from tests.fakes.forwarder import forwarding
 from tests.fakes.sidecar_client import Sidecar, SidecarClient, Step, free_ports, sidecars
 
 
@@ -114,6 +115,35 @@ def test_a_mistake_of_the_user_is_one_sentence_and_an_exit_code(tmp_path: Path) 
             assert len(errors) == 1 and expected in errors[0]
             assert "Traceback" not in done.stderr
             assert not (tmp_path / "s").exists()
+
+
+def test_an_outage_of_the_store_at_the_start_is_waited_out(
+    uri: str, tmp_path: Path, s3_env: dict[str, str]
+) -> None:
+    plan_of(uri).save(tmp_path / "plan.json")
+    port, listen = free_ports(2)
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+    away = {**os.environ, **s3_env, **dict.fromkeys(names, f"http://127.0.0.1:{port}")}
+    address = f"127.0.0.1:{listen}"
+    command = [sys.executable, "-m", "omni_dataloader.main",
+               *arguments(tmp_path, listen=address, peers=f"{address},{address}")]  # fmt: skip
+    log = tmp_path / "log"
+
+    def wait_to_say(words: str) -> None:
+        deadline = time.monotonic() + 40
+        while words not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=away, stderr=output)
+    try:
+        wait_to_say("the object store does not answer, trying again")
+        with forwarding(port, int(s3_env["AWS_ENDPOINT_URL"].rpartition(":")[2])):
+            wait_to_say("serving socket=")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_sigterm_ends_it_while_storage_does_not_answer(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omni_contract import wire
-from omni_contract.errors import DataError, StaleError
+from omni_contract.errors import DataError, StaleError, UnavailableError
 from omni_trainer.data import DataClient, EndOfData, Interrupted
 from omni_trainer.environment import Pair
 from tests.fakes.scripted_sidecar import ScriptedSidecar
@@ -124,7 +124,8 @@ def test_a_sidecar_that_starts_late_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_sidecar_that_stays_away_is_an_error(tmp_path: Path) -> None:
     client = client_of(tmp_path / "socket", away_s=0.3)
-    with pytest.raises(DataError, match=r"socket: the data service was away for 0 s .*run folder"):
+    words = r"socket: the data service was away for 0 s .*run folder"
+    with pytest.raises(UnavailableError, match=words):
         client.next(1)
 
 
@@ -146,7 +147,12 @@ def test_the_end_of_data_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "error"),
-    [("stale", StaleError), ("mismatch", DataError), ("error", DataError)],
+    [
+        ("stale", StaleError),
+        ("mismatch", DataError),
+        ("error", DataError),
+        ("unavailable", UnavailableError),
+    ],
 )
 def test_a_refusal_keeps_the_sidecars_words(
     tmp_path: Path, reason: Any, error: type[Exception]

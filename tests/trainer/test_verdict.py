@@ -73,6 +73,7 @@ def test_of_hung_ranks_the_one_without_a_heartbeat_is_the_cause() -> None:
         (-9, {"out_of_memory": True}, FaultClass.OOM),
         (Exit.USER, {}, FaultClass.START_ERROR),
         (Exit.PEER_LOST, {}, FaultClass.UNKNOWN),
+        (Exit.UNAVAILABLE, {}, FaultClass.DATA_SERVICE),
         (-9, {"hang": "stalled"}, FaultClass.HANG),
     ],
 )

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni_contract import wire
-from omni_contract.errors import DataError, StaleError
+from omni_contract.errors import DataError, StaleError, UnavailableError
 from omni_trainer.batch import MicrobatchInputs, StepInputs
 from omni_trainer.environment import Pair
 
@@ -129,7 +129,7 @@ class DataClient:
                         f"told to end while the data service was away, at step {self._next_step}"
                     ) from None
                 if time.monotonic() > deadline_s:
-                    raise DataError(
+                    raise UnavailableError(
                         f"{self._path}: the data service was away for {self._away_s:.0f} s "
                         f"({exc}); its log is in the run folder"
                     ) from None
@@ -175,6 +175,8 @@ class DataClient:
         if isinstance(answer, wire.Refused):
             if answer.reason == "stale":
                 raise StaleError(answer.message)
+            if answer.reason == "unavailable":
+                raise UnavailableError(answer.message)
             raise DataError(answer.message)
         return answer
 

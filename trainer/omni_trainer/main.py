@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from omni_contract.errors import OmniError, SpecError, StaleError
+from omni_contract.errors import OmniError, SpecError, StaleError, UnavailableError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_trainer import checkpoint
@@ -54,6 +54,8 @@ def main() -> int:
         return _run(RankEnvironment.read(os.environ))
     except StaleError as exc:
         return _leave(exc, Exit.STALE)
+    except UnavailableError as exc:
+        return _leave(exc, Exit.UNAVAILABLE)
     except OmniError as exc:
         return _leave(exc, Exit.USER)
     except Interrupted as exc:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_contract.errors import OmniError, StaleError, StorageError
+from omni_contract.errors import OmniError, StaleError, StorageError, UnavailableError
 from omni_contract.plan import JobPlan
 from omni_contract.wire import LoaderState
 from omni_trainer import checkpoint
@@ -21,7 +21,7 @@ from omni_trainer.storage import Folder
 
 PATIENCE_S = 600.0
 """A save fails when no rank wrote anything for so long."""
-_OK, _FAILED, _STALE = 0, 1, 2
+_OK, _FAILED, _AWAY, _STALE = range(4)
 
 Agree = Callable[[int], int]
 """The greatest of all ranks' numbers; a collective that every rank calls."""
@@ -110,8 +110,7 @@ class Saver:
         error, self._error = self._error, None
         if self._crash is not None:
             raise self._crash
-        mine = _OK if error is None else _STALE if isinstance(error, StaleError) else _FAILED
-        outcome = self._agree(mine)
+        outcome = self._agree(_outcome(error))
         if outcome == _OK:
             self._failures = 0
             return
@@ -124,13 +123,14 @@ class Saver:
         self._failures += 1
         allowed = self._plan.spec.checkpoint.failed_saves
         cause = "another rank could not write its part" if error is None else str(error)
+        failure = UnavailableError if outcome == _AWAY else StorageError
         if must_succeed:
-            raise StorageError(
+            raise failure(
                 f"checkpoint.uri: the last save of the run failed: {cause}; start the job again "
                 "to go on from the checkpoint before"
             )
         if self._failures > allowed:
-            raise StorageError(
+            raise failure(
                 f"checkpoint.failedSaves: {self._failures} saves in a row failed and {allowed} "
                 f"may; the last one: {cause}"
             )
@@ -187,3 +187,15 @@ class Saver:
         except StorageError as exc:
             return f"older checkpoints stay: {exc}"
         return None
+
+
+def _outcome(error: OmniError | None) -> int:
+    """What this rank says about its save; the greatest number counts for all."""
+    match error:
+        case None:
+            return _OK
+        case StaleError():
+            return _STALE
+        case UnavailableError():
+            return _AWAY
+    return _FAILED

@@ -26,7 +26,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
-from omni_contract.errors import StorageError
+from omni_contract.errors import StorageError, UnavailableError
 from omni_contract.spec_data import StorageSpec
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Folder:
             raise self._refusal(key, exc) from None
         except (ConnectionError, HTTPClientError) as exc:
             endpoint = self._client.meta.endpoint_url
-            raise StorageError(
+            raise UnavailableError(
                 f"{self._url(key)}: the object store at {endpoint} cannot be reached "
                 f"({type(exc).__name__}); check storage.endpoint or AWS_ENDPOINT_URL and that the "
                 "server runs"
@@ -242,10 +242,9 @@ class Folder:
                 f"{self._url(key)}: the object store is full ({code}); free space there or lower "
                 "checkpoint.keep"
             )
+        kind = UnavailableError if status >= 500 else StorageError
         hint = "; it may be out of space: its own log says why" if status >= 500 else ""
-        return StorageError(
-            f"{self._url(key)}: the object store says {status} {code}: {message}{hint}"
-        )
+        return kind(f"{self._url(key)}: the object store says {status} {code}: {message}{hint}")
 
 
 class _Absent(Exception):

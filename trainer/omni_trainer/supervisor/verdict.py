@@ -53,6 +53,8 @@ class Failure(BaseModel):
             return FaultClass.HANG
         if self.exit_code == Exit.USER:
             return FaultClass.START_ERROR
+        if self.exit_code == Exit.UNAVAILABLE:
+            return FaultClass.DATA_SERVICE
         if self.exit_code < 0 or self.exit_code in (Exit.PEER_LOST, Exit.INTERRUPTED):
             return FaultClass.OOM if self.out_of_memory else FaultClass.UNKNOWN
         return FaultClass.APP_ERROR
