@@ -4,9 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from omni_operator.kinds import CONFIG_MAP, POD
+from omni_operator.kinds import CONFIG_MAP
 from omni_operator.render_objects import read_placement
 from tests.fakes.fake_cluster import Killed
 from tests.operator.world import World, job
