@@ -64,12 +64,12 @@ def _conditions(old: JobStatus, new: JobStatus) -> Iterator[Note]:
         was = (None, None) if before is None else (before.status, before.reason)
         if was == (condition.status, condition.reason):
             continue
-        note = _of_condition(condition, has_turned=was[0] != condition.status)
+        note = _of_condition(condition)
         if note is not None:
             yield note
 
 
-def _of_condition(condition: Condition, *, has_turned: bool) -> Note | None:
+def _of_condition(condition: Condition) -> Note | None:
     """What a condition tells whose status or reason is new."""
     type_, holds = condition.type, condition.status == "True"
     if type_ in _WARNS_WHEN_FALSE and condition.status == "False":
@@ -82,7 +82,7 @@ def _of_condition(condition: Condition, *, has_turned: bool) -> Note | None:
         return Note(reason="Failed", type="Warning", message=condition.message)
     if type_ == "Suspended" and condition.reason in ("Suspending", "Suspended", "Resumed"):
         return Note(reason=condition.reason, type="Normal", message=condition.message)
-    if type_ in ("Placed", "GangReady", "Running", "Completed") and holds and has_turned:
+    if type_ in ("Placed", "GangReady", "Running", "Completed") and holds:
         return Note(reason=type_, type="Normal", message=condition.message)
     if type_ == "Restarting" and not holds and condition.reason == "Restarted":
         return Note(reason="Restarted", type="Normal", message=condition.message)

@@ -125,6 +125,16 @@ def test_a_stage_once_told_stays() -> None:
     assert seconds(scene, status, after_s=500) == before
 
 
+def test_an_old_pod_that_is_over_is_out_of_the_way() -> None:
+    scene = running_job(attempt=2)
+    status = recovering(scene, opened_ago_s=1)
+    old = replace(read_pod(scene.raw[scene.name(0)]), name="old")
+    scene.strangers = [old]
+    assert "terminate" not in seconds(scene, status)
+    scene.strangers = [replace(old, phase="Failed")]
+    assert "terminate" in seconds(scene, status)
+
+
 def test_c31_a_stuck_pod_on_a_lost_node_is_out_of_the_way() -> None:
     scene = running_job(attempt=2)
     status = recovering(scene, opened_ago_s=1)
