@@ -92,7 +92,7 @@ def test_every_job_is_answered_in_time(
         case = by_name[job["metadata"]["name"]]
         told = {one["type"]: one for one in job["status"]["conditions"]}
         try:
-            Job.read(job)
+            Job.read({key: value for key, value in job.items() if key != "status"})
             is_valid = True
         except SpecError:
             is_valid = False
