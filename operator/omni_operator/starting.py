@@ -1,5 +1,6 @@
 """The way of an attempt from a number in the status to pods that are released together. Pure."""
 
+from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.spec_run import RestartAction
@@ -151,7 +152,10 @@ def _find_smaller(case: Case, plan: JobPlan) -> JobPlan | None:
         return None
     for nodes in shrink_candidates(case.spec):
         if nodes < plan.layout.num_nodes and nodes <= len(room.free):
-            smaller = plan_on(case.file, nodes)
+            try:
+                smaller = plan_on(case.file, nodes)
+            except SpecError:
+                continue  # Its pipelines cannot be scheduled.
             if isinstance(place_plan(smaller, room), Placement):
                 return smaller
     return None
