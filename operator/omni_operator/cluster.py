@@ -310,10 +310,9 @@ def _error(method: str, path: str, code: int, text: bytes) -> ApiError:
     causes = details.get("causes") or ()
     reason = status.get("reason") or f"Http{code}"
     message = status.get("message") or f"{method} {path}: HTTP {code}"
-    said = f"{message} {' '.join(cause.get('message', '') for cause in causes)}".strip()
 
-    def error(kind: type[ApiError], words: str = message) -> ApiError:
-        return kind(reason=reason, message=words, code=code)
+    def error(kind: type[ApiError]) -> ApiError:
+        return kind(reason=reason, message=message, code=code)
 
     if code in _RETRIED:
         return ApiUnavailable(
@@ -328,9 +327,10 @@ def _error(method: str, path: str, code: int, text: bytes) -> ApiError:
         return error(AlreadyExists if reason == "AlreadyExists" else Conflict)
     if code == 403 and "exceeded quota" in message:
         return error(QuotaExceeded)
-    if code == 422 and any(cause.get("reason") == "UnexpectedServerResponse" for cause in causes):
-        # A JSON patch that does not fit: what it tests or takes out is not as it was read.
-        return error(Conflict, said)
+    if code == 422 and method == "PATCH" and not causes:
+        # So it says that a JSON patch does not fit, and not more; what is invalid has causes.
+        message = f"{method} {path}: what it tests or takes out is not as it was read"
+        return error(Conflict)
     for cause in causes:
         if cause.get("reason") == "NamespaceTerminating":
             reason = "NamespaceTerminating"
