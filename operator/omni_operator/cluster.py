@@ -251,7 +251,7 @@ class Cluster(Api):
                 )
             except ApiUnavailable as exc:
                 # Not in step with the others that were refused at the same moment.
-                wait_s = max(pause_s, _asked_pause(exc)) * random.uniform(0.7, 1.3)
+                wait_s = max(pause_s * random.uniform(0.7, 1.3), _asked_pause(exc))
                 if time.monotonic() + wait_s > last_s:
                     raise
             await asyncio.sleep(wait_s)
