@@ -25,6 +25,7 @@ from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_contract.records import History, RunEvent
 from omni_contract.spec_run import FaultClass, RestartAction
+from omni_dataloader.beat import BeatWatch, beat_path
 from omni_trainer.events import read_events, record_event
 from omni_trainer.supervisor.ending import data_ended_early
 from omni_trainer.supervisor.reaper import end_descendants
@@ -51,6 +52,7 @@ class Outcome:
 @dataclass(slots=True, kw_only=True)
 class _Sidecar:
     child: Child
+    watch: BeatWatch
     deaths: list[float] = field(default_factory=list)
     """When it died, on the monotonic clock."""
     restart_at: float | None = None
@@ -103,7 +105,8 @@ class Launcher:
     def run(self, view: RunView) -> Outcome:
         """Run until the job is done or cannot go on."""
         for node in self._nodes:
-            self._sidecars[node] = _Sidecar(child=self._start_sidecar(node, 0))
+            watch = BeatWatch(beat_path(self._socket(node)))
+            self._sidecars[node] = _Sidecar(child=self._start_sidecar(node, 0), watch=watch)
         self._start_attempt()
         while True:
             outcome = self._tick(view)
@@ -140,6 +143,8 @@ class Launcher:
         sidecar = self._sidecars[node]
         code, now = sidecar.child.exit_code, time.monotonic()
         if code is None:
+            if sidecar.watch.is_silent():  # stopped or stuck, and ranks would be blamed for it
+                sidecar.child.send(signal.SIGKILL)
             return None
         if sidecar.restart_at is None:
             if code == Exit.USER:
@@ -151,6 +156,7 @@ class Launcher:
                 return Outcome(exit_code=verdict.exit_code, message=verdict.message)
             sidecar.restart_at = now + _SIDECAR_BACKOFF_S[len(sidecar.deaths) - 1]
         if now >= sidecar.restart_at:
+            sidecar.watch = BeatWatch(beat_path(self._socket(node)))
             sidecar.child = self._start_sidecar(node, sidecar.starts)
             sidecar.starts += 1
             sidecar.restart_at = None

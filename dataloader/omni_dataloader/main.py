@@ -22,6 +22,7 @@ from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_contract.shared_files import DataPeers
 from omni_dataloader.agree import Agreement, Peers
+from omni_dataloader.beat import beat_path, keep_beating
 from omni_dataloader.cache import CACHE_BYTES
 from omni_dataloader.produce import World
 from omni_dataloader.serve import Server, listen
@@ -180,11 +181,14 @@ async def _serve(options: Options) -> int:
         plan_hash=plan.hash,
     )
     try:
+        beating = asyncio.create_task(keep_beating(beat_path(options.socket)))
         serving = asyncio.create_task(_start(options, plan, executor, agreement, listener))
         ending = asyncio.create_task(ended.wait())
-        await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
+        tasks = (serving, ending, beating)  # the last one ends only where its file cannot be
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in (serving, beating):
+            if task.done():
+                task.result()
         log.info("ended")
         return Exit.INTERRUPTED
     finally:

@@ -23,6 +23,7 @@ from omni_contract.names import Exit
 from omni_contract.packed import read_packed
 from omni_contract.pod_info import ANNOTATIONS_FILE, Assignment
 from omni_contract.shared_files import END_FILE, PEERS_FILE, DataEnd
+from omni_dataloader.beat import SILENT_AFTER_S, BeatWatch, beat_path
 
 _TICK_S = 0.05
 _END_S = 5.0
@@ -38,14 +39,15 @@ class _Service:
 
     process: "subprocess.Popen[bytes]"
     index: int
+    watch: BeatWatch
     last_line: str = ""
     reader: threading.Thread = field(init=False)
 
     @classmethod
-    def start(cls, index: int, arguments: Sequence[str]) -> "_Service":
+    def start(cls, index: int, arguments: Sequence[str], watch: BeatWatch) -> "_Service":
         command = [sys.executable, "-m", "omni_dataloader.main", *arguments]
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
-        service = cls(process=process, index=index)
+        service = cls(process=process, index=index, watch=watch)
         service.reader = threading.Thread(target=service._pass_on, daemon=True)
         service.reader.start()
         return service
@@ -110,7 +112,14 @@ class DataPod:
         if self._service is not None and self._service.index != part.index:
             self._end_service()
         if self._service is None and part.index is not None:  # a spare has no ranks to serve
-            self._service = _Service.start(part.index, self._arguments(part.index))
+            watch = BeatWatch(
+                beat_path(self._options.socket), silent_after_s=self._options.silent_after
+            )
+            self._service = _Service.start(part.index, self._arguments(part.index), watch)
+        if self._service is not None and self._service.watch.is_silent():
+            print("the data service is stopped or stuck: it is killed", file=sys.stderr)
+            self._service.process.kill()
+            self._service.process.wait()
         code = None if self._service is None else self._service.process.poll()
         if self._service is None or code is None:
             return None
@@ -188,6 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, default=Path(names.RUN_DIR), help="run folder")
     add("--listen", default=f"*:{names.DATA_PORT}", metavar="HOST:PORT",
         help="where data services of other pods reach this one")  # fmt: skip
+    add("--silent-after", type=float, default=SILENT_AFTER_S, metavar="SECONDS",
+        help="a service without a sign of life for so long is killed")  # fmt: skip
     return parser
 
 

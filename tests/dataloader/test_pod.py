@@ -20,10 +20,10 @@ from tests.trainer.pods import DataContainer, PodFolder, end_all, until
 def start(tmp_path: Path, s3_env: Mapping[str, str]) -> Iterator[Any]:
     containers: list[DataContainer] = []
 
-    def one(plan: JobPlan, index: int | None) -> DataContainer:
+    def one(plan: JobPlan, index: int | None, *arguments: str) -> DataContainer:
         pod = PodFolder(tmp_path / f"pod-{len(containers)}", plan)
         pod.assign(1, index, "127.0.0.1:1")
-        containers.append(DataContainer(pod, s3_env))
+        containers.append(DataContainer(pod, s3_env, *arguments))
         return containers[-1]
 
     yield one
@@ -97,6 +97,15 @@ def test_a_mistake_is_told_to_the_trainer_which_must_be_able_to_start(start: Any
     assert container.process.poll() is None  # the kubelet would only start it again
     assert container.pod.socket.is_socket()  # the startup probe: the trainer starts and says so
     assert container.end() == Exit.USER
+
+
+def test_a_stopped_service_is_killed_and_started_again(start: Any, uri: str) -> None:
+    container = start(plan_of(uri), 0, "--silent-after=3")
+    stopped = service_of(container)
+    until(container.pod.socket.with_suffix(".beat").exists, "beat", lambda: container.log)
+    stopped.send_signal(signal.SIGSTOP)
+    service_of(container, other_than=stopped.pid)
+    assert "the data service is stopped or stuck: it is killed" in container.log
 
 
 def test_a_service_that_keeps_dying_is_given_up(start: Any, uri: str) -> None:

@@ -116,12 +116,12 @@ class TrainerContainer:
 class DataContainer:
     """The data container of a pod."""
 
-    def __init__(self, pod: PodFolder, env: Mapping[str, str]) -> None:
+    def __init__(self, pod: PodFolder, env: Mapping[str, str], *arguments: str) -> None:
         self.pod = pod
         self._log = pod.folder / "data.log"
         command = [
             sys.executable, "-m", "omni_dataloader.pod", *pod.arguments,
-            f"--listen={pod.data_address}",
+            f"--listen={pod.data_address}", *arguments,
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,12 @@ def test_a_pod_without_a_plan_says_so(tmp_path: Path) -> None:
     assert (end.exit_code, end.fault) == (Exit.USER, FaultClass.START_ERROR)
     assert "no plan.json is packed there" in end.message
     assert "Traceback" not in container.log
+
+
+def test_the_main_program_of_a_pod_needs_no_torch() -> None:
+    """It lives beside the ranks of every pod, and must be there at once."""
+    code = "import sys, omni_trainer.pod; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_pods_of_a_job_reach_each_other_by_the_same_domain() -> None:
