@@ -12,6 +12,7 @@ from omni_contract.status import ExcludedNode, Incident, JobStatus, read_time, w
 from omni_operator.case import Case
 from omni_operator.ending import is_queued, is_suspended
 from omni_operator.faults import describe, find_cause, gave_up, released_since_s
+from omni_operator.faults_node import lost_in_s
 from omni_operator.gang import pods_by_name
 from omni_operator.incidents import add_incident, open_incident
 from omni_operator.placing import can_move
@@ -281,9 +282,15 @@ def _gated_again(case: Case) -> Iterator[PodFault]:
 
 
 def _may_be_a_consequence(cause: PodFault, case: Case) -> bool:
-    """Whether the pod only lost a peer, and what happened to that one may still be told."""
-    is_told = cause.fault is FaultClass.RENDEZVOUS and cause.exit_code == Exit.PEER_LOST
-    return is_told and case.observed.now_s < cause.time_s + _SETTLE_S
+    """Whether the pod only lost a peer, and what happened to that one may still be told: now, or
+    when a node that is not ready counts as lost."""
+    if cause.fault is not FaultClass.RENDEZVOUS or cause.exit_code != Exit.PEER_LOST:
+        return False
+    observed, placement = case.observed, case.observed.placement
+    nodes = {placed.node for placed in placement.pods} if placement is not None else set()
+    return observed.now_s < cause.time_s + _SETTLE_S or any(
+        lost_in_s(node, observed, case.spec) is not None for node in nodes
+    )
 
 
 def _exclude_nodes(case: Case, faults: Sequence[PodFault]) -> JobStatus:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import Any
+from typing import Any, Final
 
 from omni_contract.placement import JobPlacement, PlacedPod
 from omni_contract.plan import JobPlan
@@ -18,11 +18,14 @@ from omni_operator.observe import read_requests
 from omni_operator.render import ObjectNames
 from omni_operator.render_pod import has_gpus, node_selector, tolerations
 from omni_operator.state import NodeState, Observed, Taint
+from omni_operator.status import count
 from omni_planner.place import place
 from omni_planner.place_levels import Levels, detect
 from omni_planner.place_replace import replace
 from omni_planner.place_types import ClusterNode, NoPlacement, Placement, Request
 from omni_planner.place_units import request_of
+
+_TOO_FEW: Final = "NotEnoughNodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +114,7 @@ def survey(observed: Observed, spec: JobSpec) -> Room | NoPlacement:
         return levels
     levels = changed(levels, meant={word: levels.meant[key] for word, key in keys.items()})
     needs = NodeNeeds.of(observed, spec)
-    free, refused = set(), Counter[str]()
-    for node in nodes:
-        reason = needs.refuse(node)
-        if reason is None and not needs.fit_on(node, observed):
-            reason = "in use by others"
-        if reason is None:
-            free.add(node.name)
-        else:
-            refused[reason] += 1
+    free, refused = _sift(observed, needs)
     places = {
         node.name: ClusterNode(name=node.name, free=_free(node, observed, spec), path=path)
         for node, path in zip(nodes, levels.paths, strict=True)
@@ -136,15 +131,20 @@ def survey(observed: Observed, spec: JobSpec) -> Room | NoPlacement:
 def place_attempt(observed: Observed, plan: JobPlan) -> JobPlacement | NoPlacement:
     """The placement of the attempt in the job's status. Pods that live on keep name and node."""
     status, previous = observed.job.status, observed.previous
+    is_anew = status.opened_by in (None, RestartAction.RESTART_JOB) or previous is None
+    if is_anew and (short := _still_too_few(observed, plan)) is not None:
+        return short
     room = survey(observed, plan.spec)
     if isinstance(room, NoPlacement):
         return room
+    if is_anew and (short := _too_few(plan, room.free, room.refused)) is not None:
+        return short
     request = _request(plan, room.levels)
     keep: Mapping[str, PlacedPod] = {}
     found: Placement | NoPlacement
     if previous is None or len(previous.pods) != request.num_nodes or status.opened_by is None:
         found = place(request, list(room.free.values()))
-    elif status.opened_by is RestartAction.RESTART_JOB:
+    elif is_anew:
         found = _place_again(request, room, previous, plan)
     else:
         keep, found = _repair(observed, plan.spec, request, room, previous)
@@ -167,6 +167,45 @@ def can_move(observed: Observed, plan: JobPlan, pods: Collection[str]) -> bool:
     keep = {placed.name: placed for placed in current.all_pods if placed.name not in pods}
     request = changed(_request(plan, room.levels), on_unsatisfied="Wait")
     return isinstance(_mend(request, room, current, keep=keep, moved=pods), Placement)
+
+
+def _sift(observed: Observed, needs: NodeNeeds) -> tuple[Collection[str], Counter[str]]:
+    """Nodes that take a new pod, and how many do not, by the reason."""
+    free, refused = set(), Counter[str]()
+    for node in observed.nodes.values():
+        reason = needs.refuse(node)
+        if reason is None and not needs.fit_on(node, observed):
+            reason = "in use by others"
+        if reason is None:
+            free.add(node.name)
+        else:
+            refused[reason] += 1
+    return free, refused
+
+
+def _still_too_few(observed: Observed, plan: JobPlan) -> NoPlacement | None:
+    """Whether a job that found too few nodes still would. Many jobs wait and are asked whenever
+    something is freed; counting costs a tenth of finding the levels of all nodes."""
+    placed = observed.job.status.condition("Placed")
+    if placed is None or placed.reason != _TOO_FEW:
+        return None
+    return _too_few(plan, *_sift(observed, NodeNeeds.of(observed, plan.spec)))
+
+
+def _too_few(plan: JobPlan, free: Collection[str], refused: Counter[str]) -> NoPlacement | None:
+    resources = plan.spec.resources
+    needed = resources.nodes + resources.spares
+    if len(free) >= needed:
+        return None
+    spares = f" ({resources.spares} of them spare)" if resources.spares else ""
+    reasons = ", ".join(f"{number} {reason}" for reason, number in refused.most_common())
+    left_out = f" (of {len(free) + refused.total()} left out: {reasons})" if refused else ""
+    return NoPlacement(
+        reason=_TOO_FEW,
+        message=f"the job needs {count(needed, 'node')}{spares} and {len(free)} can take a pod of "
+        f"it, {needed - len(free)} too few{left_out}; wait for running jobs to end, add nodes, or "
+        "ask for fewer",
+    )
 
 
 def _resources(spec: JobSpec) -> Mapping[str, int]:

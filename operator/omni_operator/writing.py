@@ -11,7 +11,7 @@ from omni_contract.plan import JobPlan
 from omni_contract.status import JobStatus
 from omni_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Raw, Refused
 from omni_operator.kinds import EVENT, JOB, POD, WORKLOAD, Kind, kind_of
-from omni_operator.notes import EventBook, notes_between
+from omni_operator.notes import EventBook, Note, notes_between
 from omni_operator.render_objects import render_objects
 from omni_operator.state import JobKey, JobState
 from omni_operator.steps import Create, Delete, Patch, PatchStatus, Write
@@ -84,21 +84,8 @@ class Writer:
         )
         self.see(JOB, raw, but=key)
         self._told(job, status)
-        for note in notes_between(job.status, status):
-            write = self._book.write_of(job, note, now_s)
-            try:
-                if write.body is not None:
-                    await self._cluster.create(EVENT, write.body)
-                else:
-                    await self._cluster.json_patch(
-                        EVENT, key.namespace, write.name, write.operations
-                    )
-            except AlreadyExists:
-                pass  # The leader before told it.
-            except NotFound:
-                self._book.forget(write.name)
-            except ApiError as exc:
-                _LOG.info("An Event was not written. job=%s error=%s", key, exc)
+        notes = notes_between(job.status, status)
+        await asyncio.gather(*(self._tell(job, note, now_s) for note in notes))
 
     async def ensure_objects(self, job: JobState, plan: JobPlan) -> None:
         """Have all in place that pods need to run."""
@@ -114,6 +101,21 @@ class Writer:
         for key in self._view.see(kind, "MODIFIED", raw):
             if key != but:
                 self._wake(key)
+
+    async def _tell(self, job: JobState, note: Note, now_s: float) -> None:
+        write = self._book.write_of(job, note, now_s)
+        try:
+            if write.body is not None:
+                await self._cluster.create(EVENT, write.body)
+            else:
+                namespace = job.key.namespace
+                await self._cluster.json_patch(EVENT, namespace, write.name, write.operations)
+        except AlreadyExists:
+            pass  # The leader before told it.
+        except NotFound:
+            self._book.forget(write.name)
+        except ApiError as exc:
+            _LOG.info("An Event was not written. job=%s error=%s", job.key, exc)
 
     async def _write(self, job: JobState, write: Write) -> None:
         if isinstance(write, Create):

@@ -88,6 +88,31 @@ def test_the_first_failure_is_the_cause_and_pods_that_lost_a_peer_are_not() -> N
         assert (status.attempt, status.phase) == (2, "Running")
 
 
+def test_pods_that_lost_a_peer_wait_for_the_verdict_on_its_node() -> None:
+    """Three supervisors end before the control plane says that the node of the fourth is gone."""
+    with World() as world:
+        run(world)
+        lost = str(world.pod(3)["spec"]["nodeName"])
+        for index in range(3):
+            end(world, index, 75, message="lost a peer")
+        world.pass_s(5)
+        world.kill_node(lost)
+        world.pass_s(60)
+        status = world.status()
+        assert [incident.fault for incident in status.incidents] == [FaultClass.NODE_LOST]
+        assert (status.attempt, status.phase) == (2, "Running")
+
+
+def test_pods_that_lost_a_peer_and_nobody_says_why_restart_the_job() -> None:
+    with World() as world:
+        run(world)
+        end(world, 0, 75, message="lost a peer")
+        world.pass_s(15)
+        status = world.status()
+        assert [incident.fault for incident in status.incidents] == [FaultClass.RENDEZVOUS]
+        assert status.opened_by is RestartAction.RESTART_JOB
+
+
 def test_thirty_seconds_after_its_node_fell_silent_a_job_that_stands_still_moves() -> None:
     with World() as world:
         run(world)
