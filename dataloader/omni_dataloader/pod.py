@@ -7,7 +7,6 @@ a dead service at once. Where that cannot help it says so to the trainer contain
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -89,7 +88,7 @@ class DataPod:
         self._is_told_to_end = True
 
     def run(self) -> int:
-        """Serve until told to end."""
+        """Serve until told to end, or until that is no use."""
         (self._options.shared_dir / END_FILE).unlink(missing_ok=True)
         try:
             self._plan.write_text(read_packed(self._options.plan_dir, names.PLAN_FILE))
@@ -151,17 +150,9 @@ class DataPod:
         ]
 
     def _give_up(self, end: DataEnd) -> int:
-        """Tell the trainer container, which ends and takes the pod along.
-
-        It is started only once there is a socket, so there is one, though nobody answers on it.
-        """
-        print(f"giving up: {end.message}", file=sys.stderr)
+        """Tell the trainer container, which ends and takes the pod along."""
         end.save(self._options.shared_dir / END_FILE)
-        self._options.socket.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as held:
-            held.bind(str(self._options.socket))
-            while not self._is_told_to_end:
-                time.sleep(_TICK_S)
+        print(f"giving up: {end.message}", file=sys.stderr)
         return end.exit_code
 
     def _pause(self, seconds: float) -> None:

@@ -277,7 +277,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             history=History(),
         )
     _say(end.message)
-    options.termination_log.write_bytes(termination_message(end))
+    try:
+        options.termination_log.write_bytes(termination_message(end))
+    except OSError as exc:  # the exit code still tells most of it
+        _say(f"--termination-log {options.termination_log}: {exc.strerror}")
     return end.exit_code
 
 
