@@ -226,7 +226,7 @@ def _asks_first(case: Case) -> bool:
 
 def _why_pending(workload: Workload | None) -> str:
     if workload is None:
-        return "Kueue is asked for quota once no pod of the job is left"
+        return "Kueue is being asked for quota"
     if not workload.is_usable:
         return "the job's Workload is over or being deleted; a new one is made"
     if not workload.is_active:

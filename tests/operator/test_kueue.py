@@ -1,0 +1,452 @@
+"""Jobs that wait for Kueue, whose answers the tests write; `tests/cluster` asks a real one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from omni_contract.status import write_time
+from omni_operator.api import Raw, Refused
+from omni_operator.kinds import JOB, NODE, PRIORITY_CLASS, RESOURCE_FLAVOR, WORKLOAD
+from tests.operator.world import SETTINGS, World, job
+
+WITH_KUEUE = replace(SETTINGS, with_kueue=True, priority_class="standard")
+
+
+class Queues:
+    """Kueue, as tests play it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        for name, value in (("standard", 0), ("urgent", 1000)):
+            kind = {"apiVersion": PRIORITY_CLASS.api_version, "kind": PRIORITY_CLASS.kind}
+            world.cluster.put({**kind, "metadata": {"name": name}, "value": value})
+
+    def add_flavor(self, name: str, **spec: Any) -> None:
+        kind = {"apiVersion": RESOURCE_FLAVOR.api_version, "kind": RESOURCE_FLAVOR.kind}
+        self.world.cluster.put({**kind, "metadata": {"name": name}, "spec": spec})
+
+    def workload(self, name: str = "stamps") -> Raw:
+        """Of a job."""
+        owner = self.world.cluster.find(JOB, name)["metadata"]["uid"]
+        (found,) = [
+            raw
+            for raw in self.world.cluster.objects(WORKLOAD)
+            if raw["metadata"]["ownerReferences"][0]["uid"] == owner
+        ]
+        return found
+
+    def told(self, type_: str, name: str = "stamps") -> tuple[str, str]:
+        """Status and reason of a condition of a Workload."""
+        for one in self.workload(name).get("status", {}).get("conditions", []):
+            if one["type"] == type_:
+                return one["status"], one["reason"]
+        return "", ""
+
+    def say(self, name: str = "stamps", *told: tuple[str, bool, str, str]) -> None:
+        """Set conditions: type, whether it holds, reason, message."""
+
+        def change(raw: dict[str, Any]) -> None:
+            status = raw.setdefault("status", {})
+            kept = {one["type"]: one for one in status.get("conditions", [])}
+            for type_, holds, reason, message in told:
+                kept[type_] = {
+                    "type": type_,
+                    "status": str(holds),
+                    "reason": reason,
+                    "message": message,
+                    "lastTransitionTime": write_time(self.world.cluster.now_s),
+                }
+            status["conditions"] = list(kept.values())
+
+        self.change(change, name)
+
+    def admit(self, *flavors: str, name: str = "stamps") -> None:
+        """Give a job its quota."""
+        assigned = {f"resource-{flavor}": flavor for flavor in flavors}
+        sets = [{"name": "main", "flavors": assigned}]
+        admission = {"clusterQueue": "all", "podSetAssignments": sets}
+        self.change(lambda raw: raw.setdefault("status", {}).update(admission=admission), name)
+        self.say(
+            name,
+            ("QuotaReserved", True, "QuotaReserved", ""),
+            ("Evicted", False, "QuotaReserved", ""),
+            ("Admitted", True, "Admitted", ""),
+        )
+
+    def evict(self, reason: str = "Preempted", *, message: str = "for another") -> None:
+        """Take it back."""
+        self.say("stamps", ("Evicted", True, reason, message))
+
+    def change(self, change: Callable[[dict[str, Any]], None], name: str = "stamps") -> None:
+        self.world.cluster.change(WORKLOAD, self.workload(name)["metadata"]["name"], change)
+
+
+def start(world: World, *flavors: str, **spec: Any) -> Queues:
+    """A job in a queue that was admitted and runs."""
+    queues = Queues(world)
+    for flavor in flavors:
+        queues.add_flavor(flavor)
+    world.apply(job(queueName="team", **spec))
+    world.pass_s(2)
+    queues.admit(*flavors)
+    world.pass_s(5)
+    assert world.status().phase == "Running"
+    return queues
+
+
+def test_a_workload_asks_for_all_pods_of_a_job_at_once() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = Queues(world)
+        template = {
+            "priorityClassName": "urgent",
+            "nodeSelector": {"pool": "x"},
+            "tolerations": [{"key": "team", "operator": "Exists"}],
+            "containers": [{"name": "logs", "image": "l", "resources": {"requests": {"cpu": 1}}}],
+        }
+        world.apply(job(queueName="team", resources={"spares": 1}, podTemplate=template))
+        world.pass_s(2)
+        raw = queues.workload()
+        assert "finalizers" not in raw["metadata"]
+        assert raw["metadata"]["ownerReferences"][0]["controller"] is True
+        spec = raw["spec"]
+        assert (spec["queueName"], spec["active"], spec["priority"]) == ("team", True, 1000)
+        assert spec["priorityClassRef"] == {
+            "group": "scheduling.k8s.io",
+            "kind": "PriorityClass",
+            "name": "urgent",
+        }
+        (pods,) = spec["podSets"]
+        assert (pods["count"], "minCount" in pods) == (5, False)
+        pod = pods["template"]["spec"]
+        assert pod["nodeSelector"]["pool"] == "x"
+        assert {"key": "team", "operator": "Exists"} in pod["tolerations"]
+        assert pod["initContainers"][0]["restartPolicy"] == "Always"
+        trainer, logs = pod["containers"]
+        assert trainer["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+        assert trainer["resources"]["requests"] == {"cpu": "1000m", "memory": "2Gi"}
+        assert logs["resources"] == {"requests": {"cpu": 1}}
+
+
+def test_a_job_waits_without_pods_and_tells_the_queues_words() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = Queues(world)
+        world.apply(job(queueName="team"))
+        world.pass_s(10)
+        assert world.condition("Placed") == ("False", "QueueWaiting")
+        assert "has not said anything" in world.message("Placed")
+        queues.say("stamps", ("QuotaReserved", False, "Pending", "insufficient unused quota"))
+        world.pass_s(10)
+        assert world.message("Placed") == "queue 'team': insufficient unused quota"
+        queues.say("stamps", ("QuotaReserved", True, "QuotaReserved", ""))
+        queues.change(
+            lambda raw: raw["status"].update(
+                admissionChecks=[{"name": "budget", "state": "Pending", "message": "asked"}]
+            )
+        )
+        world.pass_s(10)
+        assert "admission checks are not ready: budget asked" in world.message("Placed")
+        assert (world.pods(), world.status().attempt) == ([], 0)
+        assert world.condition("Suspended") == ("", "")
+
+
+def test_a_job_that_waits_writes_nothing() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        Queues(world)
+        world.apply(job(queueName="team"))
+        world.pass_s(10)
+        world.cluster.writes.clear()
+        world.pass_s(60)
+        assert world.cluster.writes == []
+
+
+def test_flavors_and_checks_bound_where_an_admitted_job_runs() -> None:
+    with World(nodes=8, settings=WITH_KUEUE) as world:
+        queues = Queues(world)
+        taint = {"key": "reserved", "value": "b", "effect": "NoSchedule"}
+        for name in ("n4", "n5", "n6", "n7"):
+
+            def reserve(raw: dict[str, Any]) -> None:
+                raw["metadata"]["labels"].update(pool="b", checked="yes")
+                raw["spec"]["taints"] = [taint]
+
+            world.cluster.change(NODE, name, reserve)
+        tolerations = [{"key": "reserved", "operator": "Equal", "value": "b"}]
+        queues.add_flavor("b", nodeLabels={"pool": "b"}, tolerations=tolerations)
+        queues.add_flavor("any")
+        world.apply(job(queueName="team"))
+        world.pass_s(2)
+        queues.change(
+            lambda raw: raw.setdefault("status", {}).update(
+                admissionChecks=[
+                    {
+                        "name": "budget",
+                        "state": "Ready",
+                        "podSetUpdates": [{"name": "main", "nodeSelector": {"checked": "yes"}}],
+                    }
+                ]
+            )
+        )
+        queues.admit("b", "any")
+        world.pass_s(5)
+        assert world.status().phase == "Running"
+        assert set(world.nodes_of().values()) == {"n4", "n5", "n6", "n7"}
+        for pod in world.pods():
+            assert {"pool": "b", "checked": "yes"}.items() <= pod["spec"]["nodeSelector"].items()
+            assert tolerations[0] in pod["spec"]["tolerations"]
+
+
+def test_a_flavor_that_is_gone_is_named() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = Queues(world)
+        world.apply(job(queueName="team"))
+        world.pass_s(2)
+        queues.admit("lost")
+        world.pass_s(10)
+        assert "ResourceFlavor lost, which was deleted" in world.message("Placed")
+        assert world.pods() == []
+
+
+def test_an_evicted_job_gives_its_quota_back_when_its_pods_are_gone_and_comes_back() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        queues.evict(message="preempted by uid 7")
+        world.settle()
+        assert world.condition("Placed") == ("False", "QueueEvicted")
+        assert "preempted by uid 7" in world.message("Placed")
+        assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods())
+        # They still save: Kueue may not give their room away.
+        assert queues.told("QuotaReserved") == ("True", "QuotaReserved")
+        world.pass_s(5)
+        assert world.pods() == []
+        assert queues.told("QuotaReserved") == ("False", "Pending")
+        assert queues.told("Admitted") == ("False", "NoReservation")
+        assert queues.told("Requeued") == ("True", "Preempted")
+        assert queues.told("Evicted") == ("True", "Preempted")
+        status = queues.workload()["status"]
+        assert "admission" not in status
+        assert status["accumulatedPastExecutionTimeSeconds"] >= 4
+        assert (world.status().phase, world.status().incidents) == ("Pending", [])
+        assert world.condition("Suspended") == ("", "")
+        queues.admit()
+        world.pass_s(5)
+        status_now = world.status()
+        assert (status_now.phase, status_now.attempt, status_now.restarts) == ("Running", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "keeps_turn"),
+    [("Preempted", "True"), ("NodeFailures", "True"), ("PodsReadyTimeout", "False")],
+)
+def test_kueue_is_told_whether_a_job_may_be_admitted_again_at_once(
+    reason: str, keeps_turn: str
+) -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        queues.evict(reason)
+        world.pass_s(5)
+        assert queues.told("Requeued") == (keeps_turn, reason)
+
+
+def test_time_without_quota_does_not_count() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world, activeDeadlineSeconds=60)
+        queues.evict()
+        world.pass_s(300)
+        assert world.status().phase == "Pending"
+        queues.admit()
+        world.pass_s(10)
+        assert world.status().phase == "Running"
+
+
+def test_kueue_is_told_of_ready_pods_their_recovery_and_the_end() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        assert queues.told("PodsReady") == ("True", "Started")
+        world.cluster.end_container(world.pod_name(1), exit_code=1)
+        world.settle()
+        assert queues.told("PodsReady") == ("False", "WaitForRecovery")
+        world.pass_s(20)
+        assert queues.told("PodsReady") == ("True", "Recovered")
+        world.complete()
+        world.pass_s(5)
+        assert queues.told("Finished") == ("True", "Succeeded")
+        world.cluster.writes.clear()
+        world.pass_s(60)
+        assert world.cluster.writes == []
+
+
+def test_a_failed_job_is_finished_once_its_pods_hold_nothing() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world, restart={"limit": 0})
+        world.cluster.end_container(world.pod_name(1), exit_code=1)
+        world.settle()
+        assert world.status().phase == "Failed"
+        assert queues.told("Finished") == ("", "")
+        world.pass_s(5)
+        assert queues.told("Finished") == ("True", "Failed")
+
+
+def test_a_suspended_job_is_inactive_in_its_queue_until_it_resumes() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        world.edit("stamps", lambda raw: raw["spec"].update(suspend=True))
+        world.settle()
+        assert queues.workload()["spec"]["active"] is False
+        queues.evict("Deactivated")
+        world.pass_s(5)
+        assert world.status().phase == "Suspended"
+        assert queues.told("QuotaReserved") == ("False", "Pending")
+        world.edit("stamps", lambda raw: raw["spec"].update(suspend=False))
+        world.pass_s(5)
+        assert queues.workload()["spec"]["active"] is True
+        assert world.condition("Suspended") == ("False", "Resumed")
+        assert world.condition("Placed") == ("False", "QueueWaiting")
+        queues.admit()
+        world.pass_s(5)
+        assert world.status().phase == "Running"
+
+
+def test_what_kueue_makes_inactive_stays_so_and_says_the_way_out() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        queues.change(lambda raw: raw["spec"].update(active=False))
+        queues.evict("Deactivated", message="tried too often")
+        world.pass_s(30)
+        assert queues.workload()["spec"]["active"] is False
+        assert "tried too often" in world.message("Placed")
+        assert "suspend and resume the job" in world.message("Placed")
+        for suspend in (True, False):
+            world.edit("stamps", lambda raw, suspend=suspend: raw["spec"].update(suspend=suspend))  # type: ignore[misc]
+            world.pass_s(5)
+        assert queues.workload()["spec"]["active"] is False
+
+
+def test_a_job_suspended_from_the_start_asks_for_nothing() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        Queues(world)
+        world.apply(job(queueName="team", suspend=True))
+        world.pass_s(5)
+        assert world.cluster.objects(WORKLOAD) == []
+
+
+def test_a_waiting_job_may_change_its_queue_and_its_pods() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = Queues(world)
+        world.apply(job(queueName="team"))
+        world.pass_s(2)
+
+        def change(raw: dict[str, Any]) -> None:
+            raw["spec"] |= {"queueName": "other", "podTemplate": {"priorityClassName": "urgent"}}
+            raw["spec"]["resources"]["spares"] = 2
+
+        world.edit("stamps", change)
+        world.pass_s(5)
+        spec = queues.workload()["spec"]
+        assert (spec["queueName"], spec["priority"]) == ("other", 1000)
+        assert spec["podSets"][0]["count"] == 6
+
+
+def test_a_change_of_an_admitted_job_waits_for_its_next_turn() -> None:
+    """Kueue refuses it while quota is held."""
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        world.edit("stamps", lambda raw: raw["spec"].update(queueName="other"))
+        world.pass_s(5)
+        assert queues.workload()["spec"]["queueName"] == "team"
+        assert world.status().phase == "Running"
+        queues.evict()
+        world.pass_s(5)
+        assert queues.workload()["spec"]["queueName"] == "other"
+
+
+def test_a_job_taken_out_of_its_queue_runs_without_one() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        Queues(world)
+        world.apply(job(queueName="team"))
+        world.pass_s(5)
+        world.edit("stamps", lambda raw: raw["spec"].pop("queueName"))
+        world.pass_s(10)
+        assert world.status().phase == "Running"
+        assert world.cluster.objects(WORKLOAD) == []
+
+
+def test_a_deleted_workload_ends_the_pods_before_quota_is_asked_for_again() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        before = queues.workload()["metadata"]
+        world.cluster.remove(WORKLOAD, before["name"])
+        world.settle()
+        assert world.condition("Placed") == ("False", "QueueWaiting")
+        assert world.cluster.objects(WORKLOAD) == []
+        world.pass_s(10)
+        assert world.pods() == []
+        assert queues.workload()["metadata"]["uid"] != before["uid"]
+
+
+def test_without_kueue_a_job_with_a_queue_waits_and_says_why() -> None:
+    with World() as world:
+        world.apply(job(queueName="team"))
+        world.pass_s(10)
+        assert world.condition("Placed") == ("False", "NoQueueSystem")
+        assert "--with-kueue" in world.message("Placed")
+        assert (world.pods(), world.cluster.objects(WORKLOAD)) == ([], [])
+
+
+def test_with_kueue_a_job_without_a_queue_runs_at_once() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        world.apply(job())
+        world.pass_s(5)
+        assert world.status().phase == "Running"
+        assert world.cluster.objects(WORKLOAD) == []
+
+
+def test_a_waiting_job_holds_no_room_that_others_could_use() -> None:
+    with World(nodes=4, settings=WITH_KUEUE) as world:
+        queues = start(world)
+        queues.evict()
+        world.pass_s(5)
+        world.apply(job("other"))
+        world.pass_s(5)
+        assert world.status("other").phase == "Running"
+
+
+def test_an_operator_started_anew_goes_on_where_kueue_was() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        world.restart()
+        world.pass_s(10)
+        assert (world.status().phase, world.status().attempt) == ("Running", 1)
+        queues.evict()
+        world.restart()
+        world.pass_s(10)
+        assert queues.told("QuotaReserved") == ("False", "Pending")
+
+
+def test_what_the_api_server_says_against_a_workload_is_told() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        Queues(world)
+        no = Refused(reason="Invalid", message="spec.podSets is not allowed", code=422)
+        world.cluster.refuses = lambda verb, kind, name: (
+            no if (verb, kind) == ("create", WORKLOAD) else None
+        )
+        key = world.apply(job(queueName="team"))
+        world.deliver()
+        for _ in range(3):
+            with pytest.raises(Refused):
+                world.reconcile(key)
+            world.cluster.now_s += 10
+        assert "spec.podSets is not allowed" in world.message("Placed")
+
+
+def test_a_priority_class_that_is_missing_is_told() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        Queues(world)
+        key = world.apply(job(queueName="team", podTemplate={"priorityClassName": "none"}))
+        world.deliver()
+        for _ in range(3):
+            with pytest.raises(Exception, match="there is no PriorityClass 'none'"):
+                world.reconcile(key)
+            world.cluster.now_s += 10
+        assert "podTemplate.priorityClassName" in world.message("Placed")
