@@ -5,19 +5,21 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omni_contract import names
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
-from omni_contract.records import History, Progress, RunEvent, StepRecord
+from omni_contract.records import History, JobHeartbeat, Progress, RunEvent, StepRecord
 from omni_contract.shared_files import END_FILE, PEERS_FILE, DataEnd, DataPeers
 from omni_contract.spec_run import FaultClass
 from omni_trainer.events import read_events
 from omni_trainer.pod import own_host
+from tests.fakes.lease_server import LeaseServer, make_certificate
 from tests.trainer.pods import PodFolder, TrainerContainer, end_all, until
 from tests.trainer.test_rendezvous import free_address
 from tests.trainer.test_supervise import all_dead, fake_plan
@@ -35,11 +37,19 @@ class Job:
         self.rendezvous = str(free_address())
         self.containers: list[TrainerContainer] = []
 
-    def pod(self, name: str, attempt: int = 0, index: int | None = None) -> TrainerContainer:
+    def pod(
+        self,
+        name: str,
+        attempt: int = 0,
+        index: int | None = None,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+    ) -> TrainerContainer:
         """Start a pod that holds a node of the plan in an attempt, or none."""
         folder = PodFolder(self.folder / name, self.plan, run_dir=self.run_dir)
         folder.assign(attempt, index, self.rendezvous)
-        container = TrainerContainer(folder, "--rank-module=tests.fakes.rank_program")
+        ranks = "--rank-module=tests.fakes.rank_program"
+        container = TrainerContainer(folder, ranks, *arguments, env=env)
         self.containers.append(container)
         return container
 
@@ -78,10 +88,26 @@ def start(tmp_path: Path) -> Iterator[Any]:
         end_all(job.containers)
 
 
-def test_a_killed_rank_is_mended_in_the_pods_and_all_end_with_the_run(start: Any) -> None:
+def test_a_killed_rank_is_mended_in_the_pods_and_all_end_with_the_run(
+    start: Any, tmp_path: Path
+) -> None:
     job = start(fake_plan(), {"1.0": {"rank": 2, "step": 3, "do": "kill"}})
-    first, second = job.pod("a", 1, 0), job.pod("b", 1, 1)
-    ends = [first.wait(), second.wait()]
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "token").write_text("first")
+    with LeaseServer(make_certificate(tmp_path, secrets)).serving() as server:
+        env = {
+            names.ENV_LEASE: "team/tiny-progress", "HOSTNAME": "tiny-0",
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port),
+        }  # fmt: skip
+        first = job.pod("a", 1, 0, f"--lease-token-dir={secrets}", env=env)
+        second = job.pod("b", 1, 1)
+        ends = [first.wait(), second.wait()]
+    beat = JobHeartbeat.model_validate_json(
+        server.lease["metadata"]["annotations"][names.ANNOTATION_PROGRESS]
+    )
+    assert (beat.generation, beat.phase, beat.step) == (1, "done", 12)
+    assert (beat.last_fault, beat.history) == (FaultClass.UNKNOWN, ends[0].history)
     assert [(end.exit_code, end.fault, end.step) for end in ends] == [(Exit.OK, None, 12)] * 2
     [restart] = job.events("restart")
     assert (restart.attempt, restart.fault) == (1, FaultClass.UNKNOWN)

@@ -40,7 +40,7 @@ class Table:
     def seat(self, node: int, *, attempt: int = 1, join_timeout_s: float = 10) -> PlanRendezvous:
         return PlanRendezvous(
             address=self.address, node=node, num_nodes=2, attempt=attempt, decide=self.decide,
-            join_timeout_s=join_timeout_s, lost_after_s=3,
+            join_timeout_s=join_timeout_s, data_address=f"data-{node}:1", lost_after_s=3,
         )  # fmt: skip
 
     def decide(self, generation: int, reports: Sequence[Report]) -> Verdict:
@@ -142,6 +142,29 @@ def test_c33_a_supervisor_of_another_attempt_does_not_get_in(table: Table) -> No
         stale.next_rendezvous()
     table.meet()
     stale.shutdown()
+
+
+def test_a_supervisor_waits_for_node_0_to_come(table: Table) -> None:
+    table.address = free_address()
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(table.seat, 1)
+        time.sleep(0.5)
+        assert not early.done()
+        late = table.seat(0)
+        both(lambda node: (late, early.result())[node].shutdown())
+
+
+def test_node_0_leaves_soon_though_a_peer_died_without_a_goodbye(table: Table) -> None:
+    table.address = free_address()
+    alone = table.seat(0)
+    begin = time.monotonic()
+    assert not alone.shutdown()
+    assert time.monotonic() - begin < 4  # it waits 5 s for a peer that still beats
+
+
+def test_every_node_learns_where_the_data_services_are(table: Table) -> None:
+    table.meet()
+    assert [seat.data_addresses() for seat in table.seats] == [["data-0:1", "data-1:1"]] * 2
 
 
 def test_a_taken_port_is_one_sentence() -> None:
