@@ -212,7 +212,8 @@ def backoff_s(status: JobStatus) -> float:
     row, as others seem to want the same nodes."""
     withdrawn = 0
     for incident in reversed(status.incidents):
-        if incident.fault is not FaultClass.PENDING_TIMEOUT:
+        is_next = incident.attempt == status.attempt - 1 - withdrawn
+        if not is_next or incident.fault is not FaultClass.PENDING_TIMEOUT:
             break
         withdrawn += 1
     return 0.0 if withdrawn < 2 else min(300.0, 5.0 * 2.0 ** (withdrawn - 2))

@@ -375,11 +375,15 @@ def ask(world: World, value: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("withdrawn", "waits_s"), [(0, 0), (1, 0), (2, 5), (3, 10), (10, 300)])
+@pytest.mark.parametrize(("withdrawn", "waits_s"), [(0, 0), (1, 0), (2, 5), (3, 10), (9, 300)])
 def test_each_withdrawal_in_a_row_waits_longer(withdrawn: int, waits_s: float) -> None:
     slot = incident(FaultClass.PENDING_TIMEOUT, RestartAction.RESTART_JOB)
+    row = [slot.model_copy(update={"attempt": 5 + n}) for n in range(withdrawn)]
     other = incident(FaultClass.OOM, RestartAction.REPLACE_POD)
-    assert backoff_s(JobStatus(incidents=[slot, other, *[slot] * withdrawn])) == waits_s
+    incidents = [slot, other, *row]
+    assert backoff_s(JobStatus(attempt=5 + withdrawn, incidents=incidents)) == waits_s
+    # The next attempt ran, and somebody asked for another one.
+    assert backoff_s(JobStatus(attempt=6 + withdrawn, incidents=incidents)) == 0
 
 
 def test_a_restart_of_the_job_takes_the_nodes_it_had() -> None:

@@ -236,9 +236,11 @@ def test_reservations_of_earlier_processes_are_known_before_any_job_is_placed() 
             world.deliver()
             world.look()
         assert world.pods("b") == []
-        world.apply(job("a"))
+        first = world.apply(job("a"))
         world.restart()
-        world.settle()
+        for _ in range(5):
+            world.reconcile(first)  # before anybody looked at b
+        assert world.condition("Placed", "a") == ("False", "NotEnoughNodes")
         world.pass_s(5)
         assert world.status("b").phase == "Running"
         assert world.condition("Placed", "a") == ("False", "NotEnoughNodes")

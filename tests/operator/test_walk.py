@@ -123,7 +123,8 @@ class Walk:
                 self._fail_pod, self._delete_pod, self._force_pod, self._kill_node,
                 self._revive_node, self._suspend, self._resume, self._resume, self._ask,
                 self._steal, self._give_back, self._train, self._train, self._train,
-                self._kill_operator, self._restart_operator, self._lag, self._cordon,
+                self._kill_operator, self._restart_operator, self._overlap, self._lag,
+                self._cordon,
             ]
         )  # fmt: skip
         act(name)
@@ -249,6 +250,20 @@ class Walk:
 
     def _restart_operator(self, name: str) -> None:
         self.world.restart()
+
+    def _overlap(self, name: str) -> None:
+        """An operator that lost its lead goes on for a while with what it saw last."""
+        before = self.world.reconciler
+        keys = self.world.view.keys()
+        self.world.restart()
+        for _ in range(self.random.randint(1, 4)):
+            self.live(self.random.choice([0, 0, 2]))
+            for key in keys:
+                try:
+                    self.world.run(before.reconcile(key))
+                except Killed:
+                    self.world.restart()
+                    return
 
     def _lag(self, name: str) -> None:
         share = self.random.choice([0.0, 0.0, 0.5, 0.9])
