@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -108,13 +108,19 @@ class Operator:
 
     async def _lead(self) -> int:
         leader = self._leader = self._make_leader()
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._cluster.ssl_context),
-            middlewares=(self._authorize, leader.watches.listen),
-        )
+        sessions: list[aiohttp.ClientSession] = []
+
+        def open_session() -> aiohttp.ClientSession:
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._cluster.ssl_context),
+                middlewares=(self._authorize, leader.watches.listen),
+            )
+            sessions.append(session)
+            return session
+
         # Not by kopf.run_tasks, which in the end cancels all tasks of the loop, ours too.
         tasks = [
-            *await self._watch(session, leader),
+            *await self._watch(open_session, leader),
             asyncio.create_task(leader.lead()),
             asyncio.create_task(self._elector.hold()),
         ]
@@ -130,7 +136,8 @@ class Operator:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_ENDING_S)
-            await session.close()
+            for session in sessions:
+                await session.close()
 
     def _make_leader(self) -> Leader:
         settings = self._options.settings
@@ -164,14 +171,15 @@ class Operator:
             stop.cancel()
 
     async def _watch(
-        self, session: aiohttp.ClientSession, leader: Leader
+        self, open_session: Callable[[], aiohttp.ClientSession], leader: Leader
     ) -> Collection[asyncio.Task[Any]]:
         """Start to feed the view. Nothing is written to the objects and no finalizer is set."""
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
         async def log_in(**_: Any) -> kopf.AiohttpSession:
-            return kopf.AiohttpSession(server=self._access.server, aiohttp_session=session)
+            # A new one each time: kopf logs in again after a 401, and closes the one before.
+            return kopf.AiohttpSession(server=self._access.server, aiohttp_session=open_session())
 
         def feed(kind: Kind) -> None:
             @kopf.on.event(
