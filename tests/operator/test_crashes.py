@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from omni_operator.kinds import CONFIG_MAP
+from omni_contract.names import ANNOTATION_RESTART
+from omni_operator.kinds import CONFIG_MAP, POD
 from omni_operator.render_objects import read_placement
 from tests.fakes.fake_cluster import Killed
 from tests.operator.world import World, job
@@ -32,7 +33,7 @@ class Mortal:
 def tell_story(world: World) -> int:
     """A start, a lost node, a replaced pod, the end."""
     mortal = Mortal(world)
-    world.apply(job())
+    world.apply(job(nodes=2))
     mortal.until(lambda w: w.status().phase == "Running")
     world.beat(step=5)
     world.kill_node(str(world.pod(1)["spec"]["nodeName"]))
@@ -67,19 +68,54 @@ def _timeless(message: str) -> str:
     return re.sub(r"\d+ s\b", "some s", message)
 
 
-def count_writes(story: Callable[[World], int]) -> tuple[int, dict[str, Any]]:
-    with World() as world:
+def count_writes(story: Callable[[World], int], *, nodes: int) -> tuple[int, dict[str, Any]]:
+    with World(nodes=nodes) as world:
         story(world)
         return len(world.cluster.writes), outcome(world)
 
 
 def test_c40_ended_after_any_write_the_outcome_is_the_same() -> None:
     """NodeLost is counted once, whatever was written when the operator fell."""
-    num_writes, expected = count_writes(tell_story)
+    num_writes, expected = count_writes(tell_story, nodes=4)
     assert expected["status"]["budget"]["infrastructure"] == 1
     assert expected["status"]["attempt"] == 2
     for n in range(1, num_writes + 1):
-        with World() as world:
+        with World(nodes=4) as world:
             world.cluster.kill_after(n)
             assert tell_story(world) == 1, f"write {n} of {num_writes}"
+            assert outcome(world) == expected, f"ended after write {n} of {num_writes}"
+
+
+def tell_of_people(world: World) -> int:
+    """A pod deleted by hand, a restart that is asked for, a suspension, the end."""
+    mortal = Mortal(world)
+    world.apply(job(nodes=2))
+    mortal.until(lambda w: w.status().phase == "Running")
+    world.beat(step=5)
+    world.cluster.remove(POD, world.pod_name(1))
+    mortal.until(lambda w: w.status().attempt == 2 and w.status().phase == "Running")
+    world.edit("stamps", _ask)
+    mortal.until(lambda w: w.status().attempt == 3 and w.status().phase == "Running")
+    world.edit("stamps", lambda raw: raw["spec"].update(suspend=True))
+    mortal.until(lambda w: w.status().phase == "Suspended")
+    world.edit("stamps", lambda raw: raw["spec"].update(suspend=False))
+    mortal.until(lambda w: w.status().attempt == 4 and w.status().phase == "Running")
+    world.beat(step=9, phase="done")
+    world.complete()
+    mortal.until(lambda w: w.status().phase == "Completed" and not w.pods())
+    return mortal.deaths
+
+
+def _ask(raw: dict[str, Any]) -> None:
+    raw["metadata"]["annotations"] = {ANNOTATION_RESTART: "1"}
+
+
+def test_c40_also_between_what_people_ask_for() -> None:
+    num_writes, expected = count_writes(tell_of_people, nodes=3)
+    assert expected["status"]["restarts"] == 1
+    assert expected["status"]["attempt"] == 4
+    for n in range(1, num_writes + 1):
+        with World(nodes=3) as world:
+            world.cluster.kill_after(n)
+            assert tell_of_people(world) == 1, f"write {n} of {num_writes}"
             assert outcome(world) == expected, f"ended after write {n} of {num_writes}"
