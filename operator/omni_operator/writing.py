@@ -75,11 +75,13 @@ class Writer:
         """Write a status over the version of the job that it was decided from, and tell people what
         is new in it. Raises Conflict and NotFound."""
         key = job.key
+        # The first one writes defaults, too: `kubectl get` shows nothing for what is not there.
+        old = _document(job.status) if job.status.conditions else {}
         raw = await self._cluster.patch_status(
             JOB,
             key.namespace,
             key.name,
-            merge_patch(_document(job.status), _document(status)),
+            merge_patch(old, _document(status)),
             resource_version=job.resource_version,
         )
         self.see(JOB, raw, but=key)

@@ -27,6 +27,14 @@ def test_a_job_runs_and_completes() -> None:
         assert world.pods() == []
 
 
+def test_a_job_that_waits_for_room_shows_its_phase() -> None:
+    with World() as world:
+        world.apply(job(nodes=8))
+        world.pass_s(5)
+        assert world.condition("Placed") == ("False", "NotEnoughNodes")
+        assert world.cluster.find(JOB, "stamps")["status"]["phase"] == "Pending"
+
+
 def test_a_quiet_reconcile_writes_nothing_and_reads_the_lease_only() -> None:
     with World() as world:
         world.apply(job())
