@@ -85,6 +85,10 @@ class Replicas:
         self._names.remove(replica.name)
         return self._control_plane.processes.stop(replica.name, with_signal=with_signal)
 
+    def start_again(self, replica: Replica) -> None:
+        self._control_plane.processes.stop(replica.name)
+        self._control_plane.processes.start_again(replica.name)
+
     def take_rights_away(self) -> None:
         namespace = f"--namespace={self._installed.namespace}"
         self._control_plane.kubectl("delete", "rolebinding", "--all", namespace)
@@ -167,7 +171,7 @@ def test_a_leader_that_loses_its_lease_ends_with_a_sentence(
     assert "Traceback" not in first.log
 
 
-def test_a_restarted_api_server_ends_nothing_and_the_watches_come_back(
+def test_a_restarted_api_server_is_survived_and_the_watches_come_back(
     control_plane: ControlPlane, namespace: str, replicas: Replicas
 ) -> None:
     first = replicas.start()
@@ -176,11 +180,17 @@ def test_a_restarted_api_server_ends_nothing_and_the_watches_come_back(
     control_plane.restart_api_server()
     away_s = time.monotonic() - began_s
     create_job(control_plane, namespace, "after")
-    seconds = seconds_until(
-        lambda: is_answered(control_plane, namespace, "after"), "the job answered"
-    )
+
+    def answered() -> bool:
+        # On a slow machine it is away for longer than the Lease lasts; a kubelet starts it again.
+        if control_plane.processes.has_ended(first.name):
+            assert "could not be renewed for 1" in first.log, first.log
+            replicas.start_again(first)
+        return is_answered(control_plane, namespace, "after")
+
+    seconds = seconds_until(answered, "the job answered")
     print(f"API server away {away_s:.1f} s, a new job answered {seconds:.1f} s after that")
-    assert first.leads
+    wait_for(lambda: first.leads, "the replica leading")
     assert first.page("/healthz")[0] == 200
 
     def is_current() -> bool:
