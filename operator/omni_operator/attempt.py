@@ -16,7 +16,7 @@ from omni_operator.faults_node import lost_in_s
 from omni_operator.gang import pods_by_name
 from omni_operator.incidents import add_incident, open_incident
 from omni_operator.placing import can_move
-from omni_operator.state import PodFault
+from omni_operator.state import PodFault, PodState
 from omni_operator.status import clip, count, history_of, merge_history, with_budget
 from omni_operator.status_life import fail, open_attempt
 from omni_operator.steps import Step
@@ -26,6 +26,10 @@ _SETTLE_S = 10.0
 """Pods that only lost a peer are often told of before the one that fell first."""
 _HANG_MARGIN_S = 60.0
 """The supervisors see a hang first; the operator only when they do not."""
+_UNSCHEDULABLE_S = 30.0
+"""The scheduler says at once that a pod has no room; what ends on its node may need a while."""
+_REFUSED_S = 600.0
+"""A node that took no pod, whatever it is short of, is left out this long."""
 _NUM_EXCLUDED = 64
 _NEW_PODS = (RestartAction.REPLACE_POD, RestartAction.RESTART_GROUP)
 
@@ -67,11 +71,15 @@ def respond(case: Case) -> Step | None:
     cause = find_cause(faults)
     if _may_be_a_consequence(cause, case):
         return None
-    return answer(case, cause, faults)
+    refused = [f.node for f in faults if f.fault is FaultClass.PENDING_TIMEOUT and f.node]
+    return answer(case, cause, faults, refusing=refused)
 
 
-def answer(case: Case, cause: PodFault, faults: Sequence[PodFault]) -> Step:
-    """Open the attempt that mends a fault, or give the job up."""
+def answer(
+    case: Case, cause: PodFault, faults: Sequence[PodFault], *, refusing: Sequence[str] = ()
+) -> Step:
+    """Open the attempt that mends a fault, or give the job up. `refusing` are nodes that did not
+    take their pods."""
     status = case.status
     ends = [fault.end for fault in faults if fault.end is not None]
     ends = [end for end in ends if end.attempt == status.attempt]
@@ -97,7 +105,7 @@ def answer(case: Case, cause: PodFault, faults: Sequence[PodFault]) -> Step:
     incident = open_incident(cause, action, observed=told.observed)
     said = f"{cause.fault}: {describe(cause)}"
     if action is not RestartAction.FAIL_JOB:
-        told = told.tell(_exclude_nodes(told, faults))
+        told = told.tell(_exclude_nodes(told, faults, refusing))
         return _open(told, action, history=decision.history, incident=incident)
     reason: str = "GaveUp" if decision.action is not action else decision.reason
     if decision.reason == "NotRestartable":
@@ -124,36 +132,39 @@ def previous_action(status: JobStatus, fault: FaultClass, *, step: int) -> Resta
     return None
 
 
-def find_pending(case: Case) -> PodFault | None:
-    """A released attempt of which not all pods run in time."""
+def end_late(case: Case) -> Step | None:
+    """Withdraw a released attempt of which not all pods run in time, or to which the scheduler
+    gives a node not at all: it is short of something else than what the placement counts."""
     observed, spec = case.observed, case.spec
     released_s, placement = released_since_s(observed), observed.placement
     if released_s is None or placement is None:
         return None
     waited_s = observed.now_s - released_s
-    if waited_s < spec.restart.ready_after_seconds:
+    longest_s = spec.restart.ready_after_seconds
+    if waited_s < min(_UNSCHEDULABLE_S, longest_s):
         return None
     pods = pods_by_name(observed)
-    late = []
-    for index, placed in enumerate(placement.pods):
-        pod = pods.get(placed.name)
-        trainer = None if pod is None else pod.container(TRAINER_CONTAINER)
-        if trainer is None or (trainer.running_since_s is None and not trainer.is_terminated):
-            late.append((index, placed, pod))
-    if not late:
+    late = [
+        (index, placed, pods.get(placed.name))
+        for index, placed in enumerate(placement.pods)
+        if not _has_started(pods.get(placed.name))
+    ]
+    homeless = [at for at in late if _is_unschedulable(at[2])]
+    if not homeless and (not late or waited_s < longest_s):
         return None
-    index, placed, pod = late[0]
-    why = "" if pod is None or pod.scheduled is None else pod.scheduled[2]
-    return PodFault(
+    index, placed, pod = (homeless or late)[0]
+    said = "" if pod is None or pod.scheduled is None else pod.scheduled[2]
+    limit = "" if homeless else f" (restart.readyAfterSeconds {longest_s:g})"
+    fault = PodFault(
         fault=FaultClass.PENDING_TIMEOUT,
         pod=placed.name,
         index=index,
         node=placed.node,
-        time_s=released_s + spec.restart.ready_after_seconds,
-        message=f"{len(late)} of {count(len(placement.pods), 'pod')} do not run "
-        f"{waited_s:.0f} s after they were released (restart.readyAfterSeconds "
-        f"{spec.restart.ready_after_seconds:g}), such as {placed.name}{': ' if why else ''}{why}",
+        time_s=released_s,
+        message=f"{len(late)} of {count(len(placement.pods), 'pod')} do not run {waited_s:.0f} s "
+        f"after they were released{limit}, such as this one{': ' if said else ''}{said}",
     )
+    return answer(case, fault, [fault], refusing=[placed.node for _, placed, _ in homeless])
 
 
 def find_hang(case: Case) -> tuple[PodFault | None, float | None]:
@@ -229,18 +240,19 @@ def _open(
     incident: Incident | None = None,
 ) -> Step:
     observed, status = case.observed, case.status
+    if action is not None and status.plan_hash is None:
+        action = RestartAction.RESTART_JOB  # Somebody took out what the pods go by.
     if plan is None and action in (None, RestartAction.RESTART_JOB):
         plan = case.new_plan()
     # Else the plan stays: the data services that live on hold it.
-    plan_hash = plan.hash if plan is not None else status.plan_hash
-    num_nodes = plan.layout.num_nodes if plan is not None else status.num_nodes
-    assert plan_hash is not None and num_nodes is not None
+    plan_hash = status.plan_hash if plan is None else plan.hash
+    assert plan_hash is not None
     opened = open_attempt(
         status,
         observed,
         opened_by=action,
         plan_hash=plan_hash,
-        num_nodes=num_nodes,
+        num_nodes=(status.num_nodes or 0) if plan is None else plan.layout.num_nodes,
         history=history,
         incident=incident,
         message=message,
@@ -294,19 +306,38 @@ def _may_be_a_consequence(cause: PodFault, case: Case) -> bool:
     )
 
 
-def _exclude_nodes(case: Case, faults: Sequence[PodFault]) -> JobStatus:
-    """Leave nodes with broken devices out for a time; those whose time is over come back."""
+def _has_started(pod: PodState | None) -> bool:
+    trainer = None if pod is None else pod.container(TRAINER_CONTAINER)
+    return trainer is not None and (trainer.running_since_s is not None or trainer.is_terminated)
+
+
+def _is_unschedulable(pod: PodState | None) -> bool:
+    return (
+        pod is not None
+        and pod.node is None
+        and pod.scheduled is not None
+        and (pod.scheduled[:2] == (False, "Unschedulable"))
+    )
+
+
+def _exclude_nodes(case: Case, faults: Sequence[PodFault], refusing: Sequence[str]) -> JobStatus:
+    """Leave nodes with broken devices, or that take no pod, out for a time; those whose time is
+    over come back."""
     now_s, status = case.observed.now_s, case.status
-    until = write_time(now_s + case.spec.restart.exclude_node_seconds)
-    added = [
-        ExcludedNode(name=fault.node, until=until, reason=clip(fault.message))
+    broken_s = case.spec.restart.exclude_node_seconds
+    times: dict[str, tuple[float, str]] = {
+        fault.node: (broken_s, fault.message)
         for fault in faults
         if FAULTS[fault.fault].excludes_node and fault.node is not None
+    }
+    times |= {node: (_REFUSED_S, "it took no pod of the job") for node in refusing}
+    added = [
+        ExcludedNode(name=name, until=write_time(now_s + seconds), reason=clip(reason))
+        for name, (seconds, reason) in times.items()
     ]
-    names = {node.name for node in added}
     kept = [
         node
         for node in status.excluded_nodes
-        if read_time(node.until) > now_s and node.name not in names
+        if read_time(node.until) > now_s and node.name not in times
     ]
     return status.model_copy(update={"excluded_nodes": [*kept, *added][-_NUM_EXCLUDED:]})

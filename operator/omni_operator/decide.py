@@ -6,7 +6,7 @@ from dataclasses import replace
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_operator import ending
-from omni_operator.attempt import answer, begin, find_hang, find_pending, respond, withdraw
+from omni_operator.attempt import answer, begin, end_late, find_hang, respond, withdraw
 from omni_operator.case import Case, read_file
 from omni_operator.faults import find, next_look_s, released_since_s
 from omni_operator.gang import find_taken
@@ -74,15 +74,16 @@ def read_case(observed: Observed, settings: Settings) -> Case | Step:
 def _run(case: Case, placement: JobPlacement) -> Step:
     """Look after an attempt that was released."""
     observed, spec = case.observed, case.spec
-    plan = observed.plan
+    plan = case.plan()
     taken = None if plan is None else find_taken(observed, placement, spec, plan)
     if taken is not None:
         return withdraw(case, *taken)
-    pending = find_pending(case)
+    late = end_late(case)
+    if late is not None:
+        return late
     hang, hangs_in_s = find_hang(case)
-    for fault in (pending, hang):
-        if fault is not None:
-            return answer(case, fault, [fault])
+    if hang is not None:
+        return answer(case, hang, [hang])
     status = case.look()
     ends = end_strangers(case, placement)
     is_running = status.holds("Running")

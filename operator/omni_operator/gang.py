@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
-from omni_contract.records import History
 from omni_contract.spec import JobSpec
 from omni_operator.faults import released_since_s
 from omni_operator.faults_node import is_node_lost
@@ -22,6 +21,7 @@ from omni_operator.render import (
 from omni_operator.render_pod import render_pod
 from omni_operator.settings import Settings
 from omni_operator.state import Observed, PodState
+from omni_operator.status import count, history_of
 from omni_operator.steps import Create, Delete, Patch
 
 
@@ -38,24 +38,13 @@ def pods_by_name(observed: Observed) -> Mapping[str, PodState]:
     return {pod.name: pod for pod in sorted(observed.pods, key=lambda pod: pod.created_s)}
 
 
-def history_of(observed: Observed) -> History:
-    """The restarts spent before the attempt, as its supervisors are told them."""
-    budget = observed.job.status.budget
-    return History(
-        user_restarts=budget.user,
-        infrastructure_restarts=budget.infrastructure,
-        restarts_without_progress=budget.without_progress,
-        highest_step=budget.highest_step,
-    )
-
-
 def missing_pods(
     observed: Observed, placement: JobPlacement, plan: JobPlan, settings: Settings
 ) -> tuple[Create, ...]:
     """Pods of the attempt that are to be made, each with its gate shut. Only for an attempt that
     was not released: afterwards a pod that is missing was taken away."""
     there = {pod.name for pod in observed.pods}
-    history = history_of(observed)
+    history = history_of(observed.job.status.budget)
     return tuple(
         Create(
             kind=POD,
@@ -103,9 +92,8 @@ def find_hold(observed: Observed, placement: JobPlacement, spec: JobSpec) -> Hol
         where = f" on node {first.node}" if first.node else ""
         return Hold(
             reason="WaitingForOldPods",
-            message=f"{len(ending)} pods of the job before still end, the longest one is "
-            f"{first.name}{where}; at most podTemplate.terminationGraceSeconds "
-            f"({spec.pod_template.termination_grace_seconds} s) pass from its deletion on",
+            message=f"{count(len(ending), 'pod')} of before still end, first of all "
+            f"{first.name}{where}; each has podTemplate.terminationGraceSeconds to save and end",
         )
     unready = [
         placed.node
@@ -136,8 +124,8 @@ def find_taken(
         pod = pods.get(placed.name)
         if pod is not None and (pod.node is not None or pod.is_terminal):
             continue  # It has its place.
-        if is_released and is_spare(placement, index):
-            continue  # It would not be missed.
+        if is_released and (pod is None or is_spare(placement, index)):
+            continue  # What is missing now is a fault, or is missed by nobody.
         node = observed.nodes.get(placed.node)
         chosen = f"node {placed.node}, chosen for pod {placed.name},"
         if node is None:
@@ -153,7 +141,7 @@ def find_taken(
 
 def releases(observed: Observed, placement: JobPlacement, settings: Settings) -> tuple[Patch, ...]:
     """Open the gates of the attempt, and tell pods that live on that they belong to it."""
-    pods, history = pods_by_name(observed), history_of(observed)
+    pods, history = pods_by_name(observed), history_of(observed.job.status.budget)
     patches = []
     for index, placed in enumerate(placement.all_pods):
         pod = pods[placed.name]

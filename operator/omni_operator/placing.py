@@ -132,19 +132,22 @@ def place_attempt(observed: Observed, plan: JobPlan) -> JobPlacement | NoPlaceme
     """The placement of the attempt in the job's status. Pods that live on keep name and node."""
     status, previous = observed.job.status, observed.previous
     is_anew = status.opened_by in (None, RestartAction.RESTART_JOB) or previous is None
-    if is_anew and (short := _still_too_few(observed, plan)) is not None:
+    resources = plan.spec.resources
+    # A start asks for all spares; later on a lack of them must not hold the job up.
+    needed = resources.nodes + (resources.spares if status.opened_by is None else 0)
+    if is_anew and (short := _still_too_few(observed, plan, needed)) is not None:
         return short
     room = survey(observed, plan.spec)
     if isinstance(room, NoPlacement):
         return room
-    if is_anew and (short := _too_few(plan, room.free, room.refused)) is not None:
+    if is_anew and (short := _too_few(needed, room.free, room.refused)) is not None:
         return short
     request = _request(plan, room.levels)
     keep: Mapping[str, PlacedPod] = {}
     found: Placement | NoPlacement
-    if previous is None or len(previous.pods) != request.num_nodes or status.opened_by is None:
+    if status.opened_by is None:
         found = place(request, list(room.free.values()))
-    elif is_anew:
+    elif status.opened_by is RestartAction.RESTART_JOB or previous is None:
         found = _place_again(request, room, previous, plan)
     else:
         keep, found = _repair(observed, plan.spec, request, room, previous)
@@ -161,8 +164,11 @@ def place_plan(plan: JobPlan, room: Room) -> Placement | NoPlacement:
 def can_move(observed: Observed, plan: JobPlan, pods: Collection[str]) -> bool:
     """Whether pods of the running attempt have somewhere to go now, all others staying."""
     current = observed.placement
+    free, _ = _sift(observed, NodeNeeds.of(observed, plan.spec))
+    if current is None or len(free) + len(current.spares) < len(pods):
+        return False
     room = survey(observed, plan.spec)
-    if current is None or isinstance(room, NoPlacement):
+    if isinstance(room, NoPlacement):
         return False
     keep = {placed.name: placed for placed in current.all_pods if placed.name not in pods}
     request = changed(_request(plan, room.levels), on_unsatisfied="Wait")
@@ -183,28 +189,25 @@ def _sift(observed: Observed, needs: NodeNeeds) -> tuple[Collection[str], Counte
     return free, refused
 
 
-def _still_too_few(observed: Observed, plan: JobPlan) -> NoPlacement | None:
+def _still_too_few(observed: Observed, plan: JobPlan, needed: int) -> NoPlacement | None:
     """Whether a job that found too few nodes still would. Many jobs wait and are asked whenever
     something is freed; counting costs a tenth of finding the levels of all nodes."""
     placed = observed.job.status.condition("Placed")
     if placed is None or placed.reason != _TOO_FEW:
         return None
-    return _too_few(plan, *_sift(observed, NodeNeeds.of(observed, plan.spec)))
+    return _too_few(needed, *_sift(observed, NodeNeeds.of(observed, plan.spec)))
 
 
-def _too_few(plan: JobPlan, free: Collection[str], refused: Counter[str]) -> NoPlacement | None:
-    resources = plan.spec.resources
-    needed = resources.nodes + resources.spares
+def _too_few(needed: int, free: Collection[str], refused: Counter[str]) -> NoPlacement | None:
     if len(free) >= needed:
         return None
-    spares = f" ({resources.spares} of them spare)" if resources.spares else ""
     reasons = ", ".join(f"{number} {reason}" for reason, number in refused.most_common())
     left_out = f" (of {len(free) + refused.total()} left out: {reasons})" if refused else ""
     return NoPlacement(
         reason=_TOO_FEW,
-        message=f"the job needs {count(needed, 'node')}{spares} and {len(free)} can take a pod of "
-        f"it, {needed - len(free)} too few{left_out}; wait for running jobs to end, add nodes, or "
-        "ask for fewer",
+        message=f"the job needs {count(needed, 'node')} and {len(free)} can take a pod of it, "
+        f"{needed - len(free)} too few{left_out}; wait for running jobs to end, add nodes, or ask "
+        "for fewer",
     )
 
 
@@ -258,12 +261,13 @@ def _as_found(placement: JobPlacement, spares: Iterable[PlacedPod]) -> Placement
 
 
 def _place_again(
-    request: Request, room: Room, previous: JobPlacement, plan: JobPlan
+    request: Request, room: Room, previous: JobPlacement | None, plan: JobPlan
 ) -> Placement | NoPlacement:
     """All pods anew, on the nodes they had as far as those are free: images and files are there."""
     free = list(room.free.values())
-    if previous.plan_hash != plan.hash or not previous.satisfied:
-        return place(request, free)
+    if previous is None or previous.plan_hash != plan.hash or not previous.satisfied:
+        found = place(request, free)
+        return place(changed(request, spares=0), free) if isinstance(found, NoPlacement) else found
     spares = [pod for pod in previous.spares if pod.node in room.free]
     return replace(request, free, current=_as_found(previous, spares), lost=())
 

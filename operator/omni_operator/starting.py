@@ -41,7 +41,7 @@ def find_place(case: Case) -> Step:
     jobs may pass a large one that waits: order and fairness are a queue's.
     """
     observed, status = case.observed, case.status
-    waited_s = observed.now_s - read_time(status.opened_at or "")
+    waited_s = observed.now_s - (read_time(status.opened_at) if status.opened_at else 0)
     if (left_s := backoff_s(status) - waited_s) > 0:
         said = f"its nodes were taken by others; others are chosen {backoff_s(status):.0f} s later"
         return _wait(case, "BackingOff", said, left_s)

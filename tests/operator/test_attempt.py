@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from omni_contract.names import ANNOTATION_RESTART
+from omni_contract.names import ANNOTATION_NODE, ANNOTATION_RESTART
 from omni_contract.records import History, PodEnd
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import Incident, JobStatus, RestartBudget
@@ -339,6 +339,69 @@ def test_pods_that_do_not_run_in_time_are_withdrawn_unpaid() -> None:
         assert status.incidents[-1].fault is FaultClass.PENDING_TIMEOUT
         assert "readyAfterSeconds 100" in status.incidents[-1].message
         assert (status.attempt, status.restarts) == (2, 0)
+
+
+def test_a_pod_that_gets_no_node_for_another_reason_than_gpus_goes_elsewhere() -> None:
+    """The scheduler says that memory is short, of which placement knows nothing."""
+    with World(nodes=5) as world:
+        world.apply(job())
+        world.settle()
+        full = str(world.pod(3)["metadata"]["annotations"][ANNOTATION_NODE])
+        stuck = world.pod_name(3)
+        world.cluster.dead_nodes.add(full)
+        said = "0/5 nodes are available: 1 Insufficient memory"
+
+        def pend(raw: dict[str, Any]) -> None:
+            raw["status"]["conditions"] = [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": said,
+                }
+            ]
+
+        world.cluster.change(POD, stuck, pend)
+        world.pass_s(25)
+        assert world.status().attempt == 1
+        world.pass_s(15)
+        status = world.status()
+        assert (status.attempt, status.phase, status.restarts) == (2, "Running", 0)
+        assert said in status.incidents[-1].message
+        assert [node.name for node in status.excluded_nodes] == [full]
+        assert full not in world.nodes_of().values()
+
+
+def test_a_kubelet_that_takes_no_pod_is_avoided() -> None:
+    with World(nodes=5) as world:
+        run(world)
+        full, name = str(world.pod(1)["spec"]["nodeName"]), world.pod_name(1)
+
+        def refuse(raw: dict[str, Any]) -> None:
+            raw["status"] |= {"phase": "Failed", "reason": "OutOfcpu", "message": "no cpu"}
+
+        world.cluster.change(POD, name, refuse)
+        world.pass_s(5)
+        assert world.status().incidents[-1].fault is FaultClass.PENDING_TIMEOUT
+        assert full not in world.nodes_of().values()
+        assert world.status().phase == "Running"
+
+
+def test_a_status_that_somebody_cut_short_stops_nothing() -> None:
+    with World() as world:
+        run(world)
+
+        def cut(raw: dict[str, Any]) -> None:
+            for field in ("planHash", "numNodes", "openedAt", "openedBy"):
+                raw["status"].pop(field, None)
+
+        world.edit("stamps", cut)
+        world.restart()
+        world.pass_s(5)
+        end(world, 1, fault=FaultClass.OOM)
+        world.pass_s(15)
+        assert world.status().phase == "Running"
+        assert world.status().attempt == 2
 
 
 def test_a_restart_that_is_asked_for_happens_once_and_costs_nothing() -> None:

@@ -1,10 +1,8 @@
 """How jobs come to rest, and that they stay there."""
 
-from typing import Any
-
 import pytest
 
-from omni_operator.kinds import CONFIG_MAP, JOB, LEASE, POD, SERVICE
+from omni_operator.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, SERVICE
 from tests.operator.world import World, job
 
 
@@ -117,7 +115,9 @@ def test_a_suspended_job_holds_nothing_and_goes_on_uncounted() -> None:
         assert world.pods() == []
         ran_s = world.status().active_seconds
         assert 30 < ran_s < 60
+        writes = len(world.cluster.writes)
         world.pass_s(1000)
+        assert len(world.cluster.writes) == writes
         assert world.status().active_seconds == ran_s
         suspend(world, False)
         world.pass_s(5)
@@ -200,5 +200,19 @@ def test_done_ranks_on_a_node_that_then_dies_have_done_their_work() -> None:
         assert world.status().attempt == 1
 
 
-def annotate(raw: dict[str, Any], value: str) -> None:
-    raw["metadata"].setdefault("annotations", {})["megascale-omni.dev/restart"] = value
+def test_after_the_last_step_a_pod_and_its_node_may_be_gone() -> None:
+    """Nothing is to be placed any more while the other pods write their last words."""
+    with World() as world:
+        world.apply(job())
+        world.pass_s(5)
+        world.beat(step=123, phase="done")
+        node, name = str(world.pod(3)["spec"]["nodeName"]), world.pod_name(3)
+        world.cluster.end_container(name, exit_code=0)
+        world.cluster.remove(POD, name)
+        world.cluster.remove(NODE, node)
+        world.pass_s(30)
+        assert world.status().attempt == 1
+        for index in range(3):
+            world.cluster.end_container(world.pod_name(index), exit_code=0)
+        world.pass_s(5)
+        assert world.status().phase == "Completed"

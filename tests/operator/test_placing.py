@@ -182,6 +182,31 @@ def test_a_spare_takes_the_place_of_a_lost_pod_without_a_new_one() -> None:
         assert len(created) == 5
 
 
+def test_a_job_that_ran_restarts_without_a_spare_where_there_is_none() -> None:
+    with World(nodes=5) as world:
+        world.apply(job(resources={"spares": 1}))
+        world.pass_s(5)
+        world.beat(step=3)
+        world.kill_node(str(world.pod(1)["spec"]["nodeName"]))
+        world.pass_s(60)
+        assert (world.status().phase, world.status().attempt) == ("Running", 2)
+        world.edit(
+            "stamps",
+            lambda raw: raw["metadata"].update(annotations={"megascale-omni.dev/restart": "1"}),
+        )
+        world.pass_s(10)
+        assert (world.status().phase, world.status().attempt) == ("Running", 3)
+        assert len(world.pods()) == 4
+
+
+def test_a_start_waits_for_its_spares() -> None:
+    with World(nodes=4) as world:
+        world.apply(job(resources={"spares": 1}))
+        world.pass_s(20)
+        assert world.condition("Placed") == ("False", "NotEnoughNodes")
+        assert "needs 5 nodes and 4 can take a pod" in world.message("Placed")
+
+
 def test_a_lost_spare_costs_no_restart() -> None:
     with World(nodes=6) as world:
         world.apply(job(resources={"spares": 1}))
