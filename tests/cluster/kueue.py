@@ -7,7 +7,8 @@ tests without Kueue do not notice it.
 import base64
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,20 +47,20 @@ def running_kueue(control_plane: ControlPlane) -> Iterator[None]:
     # While nobody answers them, the API server would refuse every Workload.
     parts.append([body for body in objects if body["kind"] in _WEBHOOKS])
     for part in parts:
-        text = "\n".join(json.dumps(body) for body in part)
+        text = "\n".join(map(json.dumps, part))
         control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=text)
     try:
         _start(control_plane, port)
         yield
     finally:
-        with contextlib.suppress(KeyError):
-            control_plane.processes.stop(PROCESS)
+        with contextlib.suppress(KeyError):  # stopped by a test that failed
+            stop_kueue(control_plane)
         _remove(control_plane, objects)
 
 
 def stop_kueue(control_plane: ControlPlane) -> None:
     """Let Kueue be down for a while."""
-    control_plane.processes.stop(PROCESS)
+    control_plane.processes.stop(PROCESS, with_signal=signal.SIGKILL)
 
 
 def start_kueue_again(control_plane: ControlPlane) -> None:
@@ -226,17 +227,15 @@ def _configuration(port: int, probe_port: int, folder: Path) -> Object:
 
 
 def _remove(control_plane: ControlPlane, objects: list[Object]) -> None:
-    def remove(kinds: Iterable[str]) -> None:
-        for kind in kinds:
-            names = [body["metadata"]["name"] for body in objects if body["kind"] == kind]
-            control_plane.kubectl(
-                "delete", kind, *names, f"--namespace={NAMESPACE}", "--wait=false"
-            )
+    def remove(bodies: list[Object]) -> None:
+        text = "\n".join(map(json.dumps, bodies))
+        control_plane.kubectl("delete", "--wait=false", "-f", "-", stdin=text)
 
-    remove(_WEBHOOKS)  # nobody answers them any more
+    webhooks = [body for body in objects if body["kind"] in _WEBHOOKS]
+    remove(webhooks)  # nobody answers them any more
     for plural in ("clusterqueues", "resourceflavors"):  # nor takes its finalizer off these
         for body in control_plane.api.list(f"{_API}/{plural}"):
             path = f"{_API}/{plural}/{body['metadata']['name']}"
             control_plane.api.patch(path, {"metadata": {"finalizers": None}})
-    remove(kind for kind in _KINDS if kind not in _WEBHOOKS)
+    remove([body for body in objects if body not in webhooks])
     control_plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}")

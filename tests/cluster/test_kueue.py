@@ -1,11 +1,13 @@
 """Jobs in the queues of a real Kueue: quota, preemption, flavors, suspension, deletion."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster.api import Object, wait_for
+from tests.cluster.chart import install_chart, render_chart, uninstall_chart
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.jobs import JobHandle, is_gated, job_document, name_of
 from tests.cluster.kueue import (
@@ -19,10 +21,33 @@ from tests.cluster.kueue import (
 )
 from tests.cluster.nodes import Nodes, NodeSpec
 from tests.cluster.operators import OperatorProcess, running_operator
-from tests.cluster.rights import refusals
+from tests.cluster.processes import free_port
+from tests.cluster.rights import Right, refusals, rights_granted, rights_used
 
+ONLY_IN_DOUBT = Right(group="kueue.x-k8s.io", resource="workloads", verb="get")
+"""Used where two writers met."""
 POOL = "pool"
 QUEUE = "team"
+
+
+def test_an_operator_that_is_to_use_kueue_waits_until_it_is_installed_and_says_so(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    values = {"kueue": {"enabled": True}, "watchNamespace": namespace}
+    installed, processes = install_chart(control_plane, namespace, values), control_plane.processes
+    module = [sys.executable, "-m", "omni_operator.main"]
+    processes.start(
+        "lonely-operator",
+        [*module, *installed.arguments, f"--port={free_port()}"],
+        env={"KUBECONFIG": str(installed.kubeconfig)},
+    )
+    try:
+        log = processes.log("lonely-operator")
+        wait_for(lambda: "install Kueue" in log.read_text(), "words about Kueue")
+        assert not processes.has_ended("lonely-operator")
+    finally:
+        processes.stop("lonely-operator")
+        uninstall_chart(control_plane, installed)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +63,13 @@ def operator(control_plane: ControlPlane, kueue: None) -> Iterator[OperatorProce
     values = {"kueue": {"enabled": True}, "watchNamespace": ""}
     with running_operator(control_plane, "operator-with-kueue", values=values) as started:
         yield started
-        refused = refusals(control_plane.audit_log, started.user)
+        assert refusals(control_plane.audit_log, started.user) == []
+        roles = render_chart(namespace=started.installed.namespace, values=values)
+        granted = rights_granted(role for role in roles if role["kind"] == "ClusterRole")
+        idle = granted - rights_used(control_plane.audit_log, started.user)
+        groups = ("kueue.x-k8s.io", "scheduling.k8s.io")
+        assert {right for right in idle if right.group in groups} <= {ONLY_IN_DOUBT}
     control_plane.api.delete("/api/v1/namespaces/operator-with-kueue")
-    assert refused == []
 
 
 class Team:
@@ -50,18 +79,20 @@ class Team:
         self.control_plane = control_plane
         self.namespace = namespace
         self.nodes = nodes
+        self.id = "-".join(namespace.split("-")[-2:])
+        """Of the test: objects of the whole cluster have it in their names."""
         for pool in ("a", "b"):
             nodes.add(
-                NodeSpec(name=f"{namespace[-12:]}-{pool}{i}", labels=self.labels(pool), gpus=2)
+                NodeSpec(name=f"{pool}{i}-{self.id}", labels=self.labels(pool), gpus=2)
                 for i in range(2)
             )
 
     def labels(self, pool: str) -> dict[str, str]:
         """Of the nodes of a pool; those of another test have others."""
-        return {POOL: f"{self.namespace}-{pool}"[-63:].lstrip("-")}
+        return {POOL: self.flavor(pool)}
 
     def flavor(self, pool: str) -> str:
-        return f"{self.namespace}-{pool}"
+        return f"{pool}-{self.id}"
 
     def create_queue(self, name: str = QUEUE, *, tolerations: Any = (), **gpus: int) -> None:
         """A queue with a quota of GPUs for each pool, tried in this order."""
@@ -86,7 +117,7 @@ class Team:
 
     def pool_of(self, job: JobHandle) -> set[str]:
         """Pools on whose nodes a job runs."""
-        return {node.removeprefix(f"{self.namespace[-12:]}-")[0] for node in job.node_of.values()}
+        return {node[0] for node in job.node_of.values()}
 
 
 @pytest.fixture
@@ -133,7 +164,7 @@ def test_a_job_that_waits_for_quota_or_its_queue_starts_when_there_is_some(team:
 
 def test_a_job_of_higher_priority_takes_the_quota_and_the_other_comes_back(team: Team) -> None:
     team.create_queue(a=4)
-    urgent = f"urgent-{team.namespace[-12:]}"
+    urgent = f"urgent-{team.id}"
     team.control_plane.api.create(
         "/apis/scheduling.k8s.io/v1/priorityclasses",
         {"metadata": {"name": urgent}, "value": 1000, "preemptionPolicy": "Never"},
@@ -159,7 +190,7 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_comes_back(team:
 
 def test_a_flavor_says_on_which_nodes_a_job_runs_and_what_it_tolerates(team: Team) -> None:
     for name in team.nodes.names:
-        if "-b" in name[-3:]:
+        if name.startswith("b"):
             team.nodes.taint(name, "reserved", value="team")
     tolerations = ({"key": "reserved", "operator": "Equal", "value": "team"},)
     team.create_queue(a=2, b=4, tolerations=tolerations)
@@ -173,7 +204,7 @@ def test_a_flavor_says_on_which_nodes_a_job_runs_and_what_it_tolerates(team: Tea
 
 def test_a_suspended_job_leaves_its_quota_and_asks_again_when_it_resumes(team: Team) -> None:
     team.create_queue(a=4)
-    job, other = team.submit("mine"), None
+    job = team.submit("mine")
     job.wait_for_phase("Running")
     other = team.submit("other")
     wait_in_queue(other)
@@ -187,6 +218,16 @@ def test_a_suspended_job_leaves_its_quota_and_asks_again_when_it_resumes(team: T
     other.complete()
     job.wait_for_phase("Running", attempt=2)
     assert job.status.restarts == 0
+
+
+def test_a_job_that_leaves_its_queue_runs_without_one(team: Team) -> None:
+    team.create_queue(a=2)
+    job = team.submit("free")
+    wait_in_queue(job)
+    job.patch({"spec": {"queueName": None}})
+    job.wait_for_phase("Running")
+    workloads = workloads_path(team.namespace)
+    wait_for(lambda: not team.control_plane.api.list(workloads), "the Workload gone")
 
 
 def test_jobs_are_deleted_whole_while_kueue_is_down(team: Team) -> None:

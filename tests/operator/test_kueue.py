@@ -9,6 +9,7 @@ import pytest
 from omni_contract.status import write_time
 from omni_operator.api import Raw, Refused
 from omni_operator.kinds import JOB, NODE, PRIORITY_CLASS, RESOURCE_FLAVOR, WORKLOAD
+from tests.operator.test_crashes import Mortal
 from tests.operator.world import SETTINGS, World, job
 
 WITH_KUEUE = replace(SETTINGS, with_kueue=True, priority_class="standard")
@@ -450,3 +451,33 @@ def test_a_priority_class_that_is_missing_is_told() -> None:
                 world.reconcile(key)
             world.cluster.now_s += 10
         assert "podTemplate.priorityClassName" in world.message("Placed")
+
+
+def tell_story(world: World) -> int:
+    """A job is admitted, evicted, admitted again and ends."""
+    mortal, queues = Mortal(world), Queues(world)
+    world.apply(job(queueName="team"))
+    for attempt in (1, 2):
+        mortal.until(lambda w: bool(w.cluster.objects(WORKLOAD)))
+        queues.admit()
+        mortal.until(lambda w, a=attempt: (w.status().phase, w.status().attempt) == ("Running", a))  # type: ignore[misc]
+        if attempt == 1:
+            queues.evict()
+            mortal.until(lambda _: queues.told("QuotaReserved") == ("False", "Pending"))
+            assert world.pods() == []
+    world.complete()
+    mortal.until(lambda _: queues.told("Finished") == ("True", "Succeeded"))
+    assert len(world.cluster.objects(WORKLOAD)) == 1
+    assert (world.status().restarts, world.status().incidents) == (0, [])
+    return mortal.deaths
+
+
+def test_ended_after_any_write_a_queued_job_comes_to_the_same_end() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        tell_story(world)
+        num_writes = len(world.cluster.writes)
+    assert num_writes > 20
+    for number in range(1, num_writes):
+        with World(settings=WITH_KUEUE) as world:
+            world.cluster.kill_after(number)
+            assert tell_story(world) == 1, number
