@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 PROJECTS := contract planner operator dataloader trainer cli
 PACKAGES := $(foreach project,$(PROJECTS),$(project)/omni_$(project))
 
-.PHONY: setup demo test cluster-bin test-cluster dev-cluster lint verify manifests clean help
+.PHONY: setup demo test cluster-bin test-cluster chaos-operator dev-cluster lint verify manifests clean help
 
 setup: $(STAMP) ## Install everything into .venv (under 2 s when nothing changed)
 
@@ -44,6 +44,9 @@ cluster-bin: setup ## Build Kubernetes for the tests (PEERS=1: and what the benc
 
 test-cluster: cluster-bin ## Test the operator on a real control plane with simulated nodes
 	$(BIN)/python -m pytest tests/cluster
+
+chaos-operator: cluster-bin ## Break everything at random under many jobs for MINUTES=30 (SEED=n); logs in out/chaos
+	$(BIN)/python -m tests.cluster.chaos $(if $(MINUTES),--minutes=$(MINUTES)) $(if $(SEED),--seed=$(SEED))
 
 dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16)
 	$(BIN)/python -m tests.cluster.dev $(if $(NODES),--nodes=$(NODES))

@@ -5,12 +5,13 @@ The operator has a client of its own; tests must not see the cluster through wha
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from kubernetes import client, config
+from urllib3.exceptions import HTTPError
 
 NUM_CONNECTIONS: Final = 16
 
@@ -26,6 +27,9 @@ _PATCH_TYPES: Final[Mapping[PatchType, str]] = {
     "apply": "application/apply-patch+yaml",
 }
 
+_AWAY: Final = frozenset({429, 500, 502, 503, 504})
+_PAUSE_S: Final = 0.3
+
 
 class ApiError(Exception):
     """The API server refused a request."""
@@ -39,13 +43,18 @@ class ApiError(Exception):
 
 
 class Api:
-    """Requests by path, such as /api/v1/nodes/a, answered by JSON objects. Threads may share it."""
+    """Requests by path, such as /api/v1/nodes/a, answered by JSON objects. Threads may share it.
 
-    def __init__(self, kubeconfig: Path) -> None:
+    For `patience_s` a request is made again where the API server is away; what it did before its
+    answer was lost it then refuses to do twice.
+    """
+
+    def __init__(self, kubeconfig: Path, *, patience_s: float = 0) -> None:
         configuration = client.Configuration()
         config.load_kube_config(str(kubeconfig), client_configuration=configuration)
         configuration.connection_pool_maxsize = NUM_CONNECTIONS
         self._client = client.ApiClient(configuration)
+        self._patience_s = patience_s
 
     def close(self) -> None:
         """Close the connections."""
@@ -62,7 +71,58 @@ class Api:
         timeout_s: float = 30,
     ) -> Object:
         """One request. Raises ApiError where the answer is not 2xx."""
-        prepared = self._client.param_serialize(
+        prepared = self._prepare(method, path, body, content_type, query)
+        until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                answer = self._client.call_api(*prepared, _request_timeout=timeout_s)
+                status, content = answer.status, answer.read()
+            except HTTPError:
+                if time.monotonic() > until:
+                    raise
+            else:
+                if 200 <= status < 300:
+                    found: Object = json.loads(content) if content else {}
+                    return found
+                if status not in _AWAY or time.monotonic() > until:
+                    raise ApiError(method, path, status, _message(content))
+            time.sleep(_PAUSE_S)
+
+    def watch(self, path: str, version: str, *, within_s: int) -> Iterator[Object]:
+        """What happens to the objects of a collection after a resource version, for that long.
+        Raises ApiError and urllib3's errors."""
+        query = {
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(within_s),
+        }
+        prepared = self._prepare("GET", path, None, "application/json", query)
+        answer = self._client.call_api(*prepared, _request_timeout=within_s + 10).response
+        try:
+            if answer.status != 200:
+                raise ApiError("WATCH", path, answer.status, _message(answer.read()))
+            rest = b""
+            for piece in answer.stream(2**16):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise ApiError("WATCH", path, status["code"], status["message"])
+                    yield event
+        finally:
+            answer.close()
+
+    def _prepare(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        content_type: str,
+        query: Mapping[str, str] | None,
+    ) -> Any:
+        return self._client.param_serialize(
             method,
             path,
             query_params=list((query or {}).items()),
@@ -70,12 +130,6 @@ class Api:
             body=body,
             auth_settings=["BearerToken"],
         )
-        answer = self._client.call_api(*prepared, _request_timeout=timeout_s)
-        content = answer.read()
-        if not 200 <= answer.status < 300:
-            raise ApiError(method, path, answer.status, _message(content))
-        found: Object = json.loads(content) if content else {}
-        return found
 
     def get(self, path: str, **query: str) -> Object:
         """Read an object."""

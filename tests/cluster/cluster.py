@@ -15,10 +15,12 @@ TOKEN_S: Final = 24 * 3600
 class Cluster:
     """What a kubeconfig leads to."""
 
-    def __init__(self, kubeconfig: Path, kubectl: Path, folder: Path) -> None:
+    def __init__(
+        self, kubeconfig: Path, kubectl: Path, folder: Path, *, patience_s: float = 0
+    ) -> None:
         self.admin_kubeconfig = kubeconfig
         """A kubeconfig that may do everything."""
-        self.api = Api(kubeconfig)
+        self.api = Api(kubeconfig, patience_s=patience_s)
         """Requests as that administrator."""
         self._kubectl = kubectl
         self._folder = folder

@@ -51,6 +51,8 @@ class Options:
     """Request rate and burst of controller manager and scheduler; none: their defaults."""
     audit: bool = True
     """Whether each request is logged, with user, verb, object and decision."""
+    patience_s: float = 0
+    """How long the test's own requests are made again while the API server is away."""
 
     def __post_init__(self) -> None:
         if self.node_monitor_grace_s < 2 * self.heartbeat_s:
@@ -134,7 +136,12 @@ class ControlPlane(Cluster):
             }
             write_kubeconfig(self._kubeconfig(name), cluster, user)
         self._wait_until_ready()
-        super().__init__(self._kubeconfig("admin"), binaries.path("kubectl"), folder)
+        super().__init__(
+            self._kubeconfig("admin"),
+            binaries.path("kubectl"),
+            folder,
+            patience_s=self.options.patience_s,
+        )
         # Before the API server is ready the RBAC bootstrap is missing, and the controllers give up.
         self._start_controllers()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
