@@ -50,6 +50,8 @@ class JobMemory:
     """What it asks of nodes."""
     trouble: str = ""
     """Why Kueue could not be asked at the last try."""
+    tend_s: float = 0.0
+    """It is not tried again before."""
 
 
 class Reader:

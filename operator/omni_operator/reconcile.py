@@ -5,6 +5,7 @@ made of attempt and index, and what counts is written only over the version it w
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
@@ -25,6 +26,9 @@ from omni_operator.steps import Step
 from omni_operator.view import View
 from omni_operator.writing import PodRefused, Told, Writer
 
+_LOG: Final = logging.getLogger(__name__)
+_TROUBLE_S: Final = 30.0
+"""A Workload that could not be written is tried again so much later."""
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
 
@@ -146,18 +150,23 @@ class Reconciler:
             except PodRefused as exc:
                 step = refuse_for_good(self._case(observed), exc.name, exc.message)
         again_s = await self._report(job, step, memory)
-        if self._settings.with_kueue and not step.is_transition:
-            await self._tend_workload(job.key, memory)
-        return again_s
+        if not self._settings.with_kueue or step.is_transition:
+            return again_s
+        if (left_s := memory.tend_s - self._clock()) <= 0:
+            left_s = await self._tend_workload(job.key, memory)
+        if left_s <= 0:
+            return again_s
+        return left_s if again_s is None else min(left_s, again_s)
 
-    async def _tend_workload(self, key: JobKey, memory: JobMemory) -> None:
-        """Ask Kueue, and tell it what it has to know."""
+    async def _tend_workload(self, key: JobKey, memory: JobMemory) -> float:
+        """Ask Kueue, and tell it what it has to know. Returns when to try again: while its webhooks
+        do not answer, no Workload can be written, and jobs that run must not suffer."""
         observed = self._view.observe(key, now_s=self._clock())
         if observed is None or observed.job.is_deleting:
-            return
+            return 0
         case = read_case(observed, self._settings)
         if not isinstance(case, Case):
-            return
+            return 0
         raw = self._view.workload(observed.job.uid)
         try:
             priority = None
@@ -168,11 +177,15 @@ class Reconciler:
             if writes:
                 await self._writer.write_group(observed.job, writes)
         except ApiError as exc:
-            memory.trouble = exc.message
-            raise
+            _LOG.warning("A Workload has to wait. job=%s error=%s", key, exc)
+            if memory.trouble != exc.message:
+                self._wake(key)
+            memory.trouble, memory.tend_s = exc.message, self._clock() + _TROUBLE_S
+            return _TROUBLE_S
         memory.trouble = ""
         if writes:
             self._wake(key)
+        return 0
 
     async def _write(self, job: JobState, step: Step, memory: JobMemory) -> None:
         if step.needs_objects and step.plan is not None:

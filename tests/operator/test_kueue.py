@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from omni_contract.status import write_time
-from omni_operator.api import Raw, Refused
-from omni_operator.kinds import JOB, NODE, PRIORITY_CLASS, RESOURCE_FLAVOR, WORKLOAD
+from omni_operator.api import ApiError, ApiUnavailable, Raw, Refused
+from omni_operator.kinds import JOB, NODE, PRIORITY_CLASS, RESOURCE_FLAVOR, WORKLOAD, Kind
 from tests.operator.test_crashes import Mortal
 from tests.operator.world import SETTINGS, World, job
 
@@ -429,28 +429,47 @@ def test_what_the_api_server_says_against_a_workload_is_told() -> None:
     with World(settings=WITH_KUEUE) as world:
         Queues(world)
         no = Refused(reason="Invalid", message="spec.podSets is not allowed", code=422)
-        world.cluster.refuses = lambda verb, kind, name: (
-            no if (verb, kind) == ("create", WORKLOAD) else None
-        )
-        key = world.apply(job(queueName="team"))
-        world.deliver()
-        for _ in range(3):
-            with pytest.raises(Refused):
-                world.reconcile(key)
-            world.cluster.now_s += 10
-        assert "spec.podSets is not allowed" in world.message("Placed")
+        world.cluster.refuses = lambda verb, kind, name: no if kind == WORKLOAD else None
+        world.apply(job(queueName="team"))
+        world.pass_s(10)
+        assert world.message("Placed") == "queue 'team': spec.podSets is not allowed"
+        world.cluster.refuses = lambda verb, kind, name: None
+        world.pass_s(40)
+        assert "has not said anything" in world.message("Placed")
 
 
 def test_a_priority_class_that_is_missing_is_told() -> None:
     with World(settings=WITH_KUEUE) as world:
         Queues(world)
-        key = world.apply(job(queueName="team", podTemplate={"priorityClassName": "none"}))
-        world.deliver()
-        for _ in range(3):
-            with pytest.raises(Exception, match="there is no PriorityClass 'none'"):
-                world.reconcile(key)
-            world.cluster.now_s += 10
+        world.apply(job(queueName="team", podTemplate={"priorityClassName": "none"}))
+        world.pass_s(10)
+        assert "there is no PriorityClass 'none'" in world.message("Placed")
         assert "podTemplate.priorityClassName" in world.message("Placed")
+
+
+def test_while_no_workload_can_be_written_jobs_run_and_recover() -> None:
+    """Kueue's webhooks answer for Workloads: while Kueue is down, nobody can write one."""
+    with World(settings=WITH_KUEUE) as world:
+        queues = start(world)
+        tries = []
+
+        def refuse(verb: str, kind: Kind, name: str) -> ApiError | None:
+            if kind != WORKLOAD or verb == "get":
+                return None
+            tries.append(verb)
+            return ApiUnavailable(reason="InternalError", message="no webhook", code=500)
+
+        world.cluster.refuses = refuse
+        world.cluster.end_container(world.pod_name(1), exit_code=1)
+        world.pass_s(20)
+        assert (world.status().phase, world.status().attempt) == ("Running", 2)
+        assert len(tries) == 1
+        world.complete()
+        world.pass_s(1)
+        assert world.status().phase == "Completed"
+        world.cluster.refuses = lambda verb, kind, name: None
+        world.pass_s(40)
+        assert queues.told("Finished") == ("True", "Succeeded")
 
 
 def tell_story(world: World) -> int:
