@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from kubernetes import client, config
+from kubernetes.client.api_client import RequestSerialized
 from urllib3.exceptions import HTTPError
 
 NUM_CONNECTIONS: Final = 16
@@ -121,7 +122,7 @@ class Api:
         body: object,
         content_type: str,
         query: Mapping[str, str] | None,
-    ) -> Any:
+    ) -> RequestSerialized:
         return self._client.param_serialize(
             method,
             path,
