@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from omni_contract.names import GROUP
 from omni_contract.spec import JobSpec
-from omni_contract.status import read_time, write_time
+from omni_contract.status import JobStatus, read_time, write_time
 from omni_operator.api import Raw
 from omni_operator.case import Case
 from omni_operator.ending import is_over, living_pods
@@ -21,7 +21,7 @@ from omni_operator.kinds import WORKLOAD
 from omni_operator.render import ObjectNames, metadata
 from omni_operator.render_pod import priority_class_of, render_template
 from omni_operator.settings import Settings
-from omni_operator.state import Admission, Bounds, JobState
+from omni_operator.state import QUEUE_REASONS, Admission, Bounds, JobState
 from omni_operator.status import clip
 from omni_operator.steps import Create, Delete, Patch, PatchStatus, Write
 
@@ -96,9 +96,9 @@ class Workload:
         return self.is_usable and self.holds("Admitted") and not self.holds("Evicted")
 
     @property
-    def admitted_since(self) -> tuple[str, str]:
-        """Tells one admission from another: uid of the Workload and time."""
-        return (self.raw["metadata"]["uid"], self.conditions["Admitted"].since)
+    def admitted_since(self) -> tuple[str, ...]:
+        """Tells one admission from another."""
+        return (self.raw["metadata"]["uid"], self.conditions["Admitted"].since, *self.flavors)
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -150,8 +150,13 @@ def admission_of(
     return Admission(reason="QueueWaiting", message=f"queue {queue!r}: {words}")
 
 
-def no_queue_system(queue: str) -> Admission:
-    """What is said about a job with a queue where the operator serves none."""
+def no_queue_system(queue: str, status: JobStatus) -> Admission | None:
+    """What is said about a job with a queue where the operator serves none. One that was admitted
+    before, by an operator that did, and runs, goes on."""
+    placed = status.condition("Placed")
+    is_held = placed is not None and placed.reason in QUEUE_REASONS
+    if status.attempt and not status.holds("Suspended") and not is_held:
+        return None
     return Admission(
         reason="NoQueueSystem",
         message=f"spec.queueName: {queue!r} names a queue of Kueue, but this operator runs without "

@@ -22,6 +22,8 @@ _COMPONENT: Final = "megascale-omni-operator"
 _WARNS_WHEN_FALSE: Final = ("Accepted", "Placed", "TopologySatisfied")
 _SILENT_REASONS: Final = ("Placing", "Suspended")
 """What every start or suspension goes through."""
+_WAITS_CALMLY: Final = ("QueueWaiting", "QueueEvicted")
+"""What a queue is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,10 @@ def _of_condition(condition: Condition) -> Note | None:
     if type_ in _WARNS_WHEN_FALSE and condition.status == "False":
         if condition.reason in _SILENT_REASONS:
             return None
-        return Note(reason=condition.reason, type="Warning", message=condition.message)
+        type_of_note: Literal["Normal", "Warning"] = (
+            "Normal" if condition.reason in _WAITS_CALMLY else "Warning"
+        )
+        return Note(reason=condition.reason, type=type_of_note, message=condition.message)
     if type_ == "Degraded" and holds:
         return Note(reason=condition.reason, type="Warning", message=condition.message)
     if type_ == "Failed" and holds:

@@ -44,7 +44,7 @@ class JobMemory:
     """When the progress Lease was read."""
     status_s: float = 0.0
     """When the status was written."""
-    admitted: tuple[str, str] | None = None
+    admitted: tuple[str, ...] | None = None
     """The admission whose flavors were read."""
     bounds: Bounds = Bounds()
     """What it asks of nodes."""
@@ -81,7 +81,7 @@ class Reader:
         queue = job.raw_spec.get("queueName")
         admission = None
         if queue and not with_kueue:
-            admission = no_queue_system(queue)
+            admission = no_queue_system(queue, job.status)
         elif queue:
             raw = self._view.workload(job.uid)
             workload = None if raw is None else Workload.read(raw)

@@ -8,7 +8,7 @@ import pytest
 
 from omni_contract.status import write_time
 from omni_operator.api import ApiError, ApiUnavailable, Raw, Refused
-from omni_operator.kinds import JOB, NODE, PRIORITY_CLASS, RESOURCE_FLAVOR, WORKLOAD, Kind
+from omni_operator.kinds import EVENT, JOB, NODE, PRIORITY_CLASS, RESOURCE_FLAVOR, WORKLOAD, Kind
 from tests.operator.test_crashes import Mortal
 from tests.operator.world import SETTINGS, World, job
 
@@ -150,6 +150,8 @@ def test_a_job_waits_without_pods_and_tells_the_queues_words() -> None:
         assert "admission checks are not ready: budget asked" in world.message("Placed")
         assert (world.pods(), world.status().attempt) == ([], 0)
         assert world.condition("Suspended") == ("", "")
+        told = [(event["type"], event["reason"]) for event in world.cluster.objects(EVENT)]
+        assert ("Normal", "QueueWaiting") in told
 
 
 def test_a_job_that_waits_writes_nothing() -> None:
@@ -393,6 +395,21 @@ def test_without_kueue_a_job_with_a_queue_waits_and_says_why() -> None:
         assert world.condition("Placed") == ("False", "NoQueueSystem")
         assert "--with-kueue" in world.message("Placed")
         assert (world.pods(), world.cluster.objects(WORKLOAD)) == ([], [])
+
+
+def test_a_job_that_runs_goes_on_when_kueue_is_switched_off_and_waits_after_a_suspension() -> None:
+    with World(settings=WITH_KUEUE) as world:
+        start(world)
+        world.settings = SETTINGS
+        world.restart()
+        world.cluster.end_container(world.pod_name(1), exit_code=1)
+        world.pass_s(20)
+        assert (world.status().phase, world.status().attempt) == ("Running", 2)
+        for suspend in (True, False):
+            world.edit("stamps", lambda raw, suspend=suspend: raw["spec"].update(suspend=suspend))  # type: ignore[misc]
+            world.pass_s(5)
+        assert world.condition("Placed") == ("False", "NoQueueSystem")
+        assert world.pods() == []
 
 
 def test_with_kueue_a_job_without_a_queue_runs_at_once() -> None:
