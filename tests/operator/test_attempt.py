@@ -341,6 +341,27 @@ def test_pods_that_do_not_run_in_time_are_withdrawn_unpaid() -> None:
         assert (status.attempt, status.restarts) == (2, 0)
 
 
+def test_a_pod_is_replaced_that_runs_on_with_a_dead_data_service() -> None:
+    with World() as world:
+        run(world)
+        bad, before = world.pod_name(1), set(world.nodes_of())
+
+        def back_off(raw: dict[str, Any]) -> None:
+            (data,) = raw["status"]["initContainerStatuses"]
+            data |= {
+                "restartCount": 3,
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}},
+            }
+
+        world.cluster.change(POD, bad, back_off)
+        world.pass_s(5)
+        status = world.status()
+        assert status.incidents[-1].fault is FaultClass.DATA_SERVICE
+        assert (status.opened_by, status.phase) == (RestartAction.REPLACE_POD, "Running")
+        assert before - set(world.nodes_of()) == {bad}
+
+
 def test_a_pod_that_gets_no_node_for_another_reason_than_gpus_goes_elsewhere() -> None:
     """The scheduler says that memory is short, of which placement knows nothing."""
     with World(nodes=5) as world:

@@ -3,6 +3,7 @@
 import pytest
 
 from omni_operator.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, SERVICE
+from tests.fakes.fake_cluster import Killed
 from tests.operator.world import World, job
 
 
@@ -125,6 +126,23 @@ def test_a_suspended_job_holds_nothing_and_goes_on_uncounted() -> None:
         assert status.phase == "Running"
         assert (status.attempt, status.opened_by, status.restarts) == (2, None, 0)
         assert status.progress.step == 8
+
+
+def test_the_operators_own_deletions_are_no_fault_whenever_it_is_ended() -> None:
+    """Killed right after the first pod was deleted, and resumed before it is back."""
+    for writes in range(1, 6):
+        with World() as world:
+            world.apply(job())
+            world.pass_s(5)
+            suspend(world, True)
+            world.cluster.kill_after(writes)
+            with pytest.raises(Killed):
+                world.settle()
+            suspend(world, False)
+            world.restart()
+            world.pass_s(10)
+            status = world.status()
+            assert (status.phase, status.restarts, status.incidents) == ("Running", 0, [])
 
 
 def test_a_suspended_jobs_nodes_are_free_for_others() -> None:

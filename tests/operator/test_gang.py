@@ -153,6 +153,22 @@ def test_two_jobs_never_hold_half_each() -> None:
         assert world.status(phases["Pending"]).phase == "Running"
 
 
+def test_an_attempt_that_waits_for_room_gives_back_what_the_one_before_had() -> None:
+    with World(nodes=4) as world:
+        world.apply(job())
+        world.pass_s(5)
+        world.kill_node("n0")
+        world.edit(
+            "stamps",
+            lambda raw: raw["metadata"].update(annotations={"megascale-omni.dev/restart": "1"}),
+        )
+        world.pass_s(60)
+        assert world.condition("Placed") == ("False", "NotEnoughNodes")
+        world.apply(job("small", nodes=2))
+        world.pass_s(5)
+        assert world.status("small").phase == "Running"
+
+
 def test_a_small_job_may_pass_a_large_one_that_waits() -> None:
     with World(nodes=6) as world:
         world.apply(job("large", nodes=8))
