@@ -5,9 +5,9 @@ in for scheduler and kubelets.
 """
 
 import asyncio
-import copy
 import datetime
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -71,9 +71,7 @@ class FakeCluster(Api):
 
     def objects(self, kind: Kind) -> list[Raw]:
         """All objects of a kind, by namespace and name."""
-        return [
-            copy.deepcopy(self._objects[at]) for at in sorted(self._objects) if at[0] == kind.plural
-        ]
+        return [_copied(self._objects[at]) for at in sorted(self._objects) if at[0] == kind.plural]
 
     def names(self, kind: Kind) -> list[str]:
         """Names of all objects of a kind."""
@@ -91,7 +89,7 @@ class FakeCluster(Api):
     def change(self, kind: Kind, name: str, change: Change) -> Raw:
         """Change an object in place, as somebody else."""
         at = self._only(kind, name)
-        changed = copy.deepcopy(self._objects[at])
+        changed = _copied(self._objects[at])
         change(changed)
         return self._store(at, changed)
 
@@ -146,7 +144,7 @@ class FakeCluster(Api):
         self.reads.append(("get", kind.plural, name))
         self._refuse("get", kind, name)
         found = self._objects.get(_at(kind, namespace, name))
-        return copy.deepcopy(found) if found is not None else None
+        return _copied(found) if found is not None else None
 
     async def list(
         self, kind: Kind, namespace: str | None = None, *, label_selector: str | None = None
@@ -175,7 +173,7 @@ class FakeCluster(Api):
         old = self._objects.get(at)
         if old is None:
             return self._written("apply", kind, self._create(kind, body))
-        merged = copy.deepcopy(old)
+        merged = _copied(old)
         _merge(merged, body)
         return self._written("apply", kind, self._store(at, merged) if merged != old else old)
 
@@ -186,7 +184,7 @@ class FakeCluster(Api):
         self._refuse("patch", kind, name)
         at = _at(kind, namespace, name)
         old = self._found(at)
-        changed = copy.deepcopy(old)
+        changed = _copied(old)
         for operation in operations:
             _operate(changed, operation)
         if kind is POD:
@@ -217,7 +215,7 @@ class FakeCluster(Api):
         elif "deletionTimestamp" not in old["metadata"]:
             grace = old["spec"].get("terminationGracePeriodSeconds", 30)
             grace = grace if grace_s is None else grace_s
-            marked = copy.deepcopy(old)
+            marked = _copied(old)
             marked["metadata"]["deletionTimestamp"] = _time(self.now_s + grace)
             marked["metadata"]["deletionGracePeriodSeconds"] = grace
             self._store(at, marked)
@@ -231,7 +229,7 @@ class FakeCluster(Api):
         at = _at(kind, namespace, name)
         old = self._found(at)
         _check_version(old, resource_version)
-        changed = copy.deepcopy(old)
+        changed = _copied(old)
         _merge(changed, {"status": status})
         stored = self._store(at, changed) if changed != old else old
         return self._written("patch_status", kind, stored)
@@ -242,7 +240,7 @@ class FakeCluster(Api):
         self._refuse("update", kind, meta["name"])
         at = _at(kind, meta.get("namespace"), meta["name"])
         _check_version(self._found(at), meta["resourceVersion"])
-        return self._written("update", kind, self._store(at, copy.deepcopy(dict(body))))
+        return self._written("update", kind, self._store(at, _copied(dict(body))))
 
     # Inside.
 
@@ -261,14 +259,14 @@ class FakeCluster(Api):
             if self._writes_to_live <= 0:
                 self._is_killed = True
                 raise Killed
-        return copy.deepcopy(body)
+        return _copied(body)
 
     def _refuse(self, verb: str, kind: Kind, name: str) -> None:
         if error := self.refuses(verb, kind, name):
             raise error
 
     def _create(self, kind: Kind, body: Raw) -> Raw:
-        made: dict[str, Any] = copy.deepcopy(dict(body))
+        made: dict[str, Any] = _copied(dict(body))
         meta = made["metadata"]
         at = _at(kind, meta.get("namespace"), meta["name"])
         if at in self._objects:
@@ -290,13 +288,15 @@ class FakeCluster(Api):
 
     def _check_quota(self, pod: Raw) -> None:
         namespace = pod["metadata"]["namespace"]
+        if namespace not in self.quotas:
+            return
         pods = [
             other
             for other in self.objects(POD)
             if other["metadata"]["namespace"] == namespace
             and other["status"]["phase"] not in ("Succeeded", "Failed")
         ]
-        for name, most in self.quotas.get(namespace, {}).items():
+        for name, most in self.quotas[namespace].items():
             asked = _counts_as(pod, name)
             used = sum(_counts_as(other, name) for other in pods)
             if asked and used + asked > most:
@@ -318,7 +318,7 @@ class FakeCluster(Api):
         body["metadata"]["resourceVersion"] = str(next(self._versions))
         self._objects[at] = body
         self._tell(event, at, body)
-        return copy.deepcopy(body)
+        return _copied(body)
 
     def _drop(self, at: tuple[str, str, str]) -> None:
         body = self._objects.pop(at)
@@ -336,7 +336,7 @@ class FakeCluster(Api):
         body: Raw,
     ) -> None:
         for watcher in self._watchers:
-            watcher(event, self._kinds[at[0]], copy.deepcopy(body))
+            watcher(event, self._kinds[at[0]], _copied(body))
 
     def _found(self, at: tuple[str, str, str]) -> dict[str, Any]:
         if at not in self._objects:
@@ -358,6 +358,11 @@ class FakeCluster(Api):
 
     def _time(self) -> str:
         return _time(self.now_s)
+
+
+def _copied(body: Any) -> Any:
+    """A deep copy; of plain documents pickle makes one several times faster than `copy`."""
+    return pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
 
 
 def _at(kind: Kind, namespace: str | None, name: str) -> tuple[str, str, str]:
@@ -395,7 +400,7 @@ def _merge(into: dict[str, Any], patch: Raw) -> None:
                 into[key] = {}
             _merge(into[key], value)
         else:
-            into[key] = copy.deepcopy(value)
+            into[key] = _copied(value)
 
 
 def _operate(body: dict[str, Any], operation: Raw) -> None:
@@ -418,9 +423,9 @@ def _operate(body: dict[str, Any], operation: Raw) -> None:
             case "replace":
                 if last not in room:
                     raise KeyError(last)
-                room[last] = copy.deepcopy(operation["value"])
+                room[last] = _copied(operation["value"])
             case "add":
-                room[last] = copy.deepcopy(operation["value"])
+                room[last] = _copied(operation["value"])
             case _:
                 raise NotImplementedError(verb)
     except (KeyError, IndexError) as exc:
