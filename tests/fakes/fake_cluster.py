@@ -9,7 +9,7 @@ import datetime
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
 from omni_operator.api import (
@@ -24,6 +24,7 @@ from omni_operator.api import (
 )
 from omni_operator.kinds import JOB, NODE, POD, Kind, kind_of
 
+T = TypeVar("T")
 Change = Callable[[dict[str, Any]], None]
 Watcher = Callable[[Literal["ADDED", "MODIFIED", "DELETED"], Kind, Raw], None]
 
@@ -360,9 +361,10 @@ class FakeCluster(Api):
         return _time(self.now_s)
 
 
-def _copied(body: Any) -> Any:
+def _copied(body: T) -> T:
     """A deep copy; of plain documents pickle makes one several times faster than `copy`."""
-    return pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
+    made: T = pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
+    return made
 
 
 def _at(kind: Kind, namespace: str | None, name: str) -> tuple[str, str, str]:

@@ -107,7 +107,9 @@ def test_c36_an_unknown_level_is_said_and_not_skipped() -> None:
 def test_a_level_may_have_a_name_of_the_users_own() -> None:
     with World(nodes=0) as world:
         for i in range(8):
-            world.cluster.put(node(f"n{i}", **{"example.com/shelf": f"s{i % 2}"}))
+            body = node(f"n{i}")
+            body["metadata"]["labels"]["example.com/shelf"] = f"s{i % 2}"
+            world.cluster.put(body)
             world.ready(f"n{i}")
         topology = {"reorderGroupWithin": "shelf", "levels": {"shelf": "example.com/shelf"}}
         world.apply(job(topology=topology))

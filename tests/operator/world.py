@@ -37,7 +37,7 @@ def job(name: str = "stamps", *, nodes: int = 4, **spec: Any) -> dict[str, Any]:
     return body
 
 
-def node(name: str, *, gpus: int = 2, rack: str = "r1", **labels: str) -> dict[str, Any]:
+def node(name: str, *, gpus: int = 2, rack: str = "r1") -> dict[str, Any]:
     """A node that is ready."""
     return {
         "apiVersion": "v1",
@@ -49,7 +49,6 @@ def node(name: str, *, gpus: int = 2, rack: str = "r1", **labels: str) -> dict[s
                 "kubernetes.io/os": "linux",
                 "topology.kubernetes.io/zone": "z1",
                 "megascale-omni.dev/rack": rack,
-                **labels,
             },
         },
         "spec": {},
