@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from omni_operator.api import ApiError, ApiUnavailable
-from omni_operator.kinds import JOB, POD, Kind
+from omni_contract.status import JobStatus
+from omni_operator.api import ApiError, ApiUnavailable, Conflict
+from omni_operator.kinds import EVENT, JOB, POD, Kind
 from omni_operator.observe import read_job
 from omni_operator.state import JobKey, JobState
 from omni_operator.steps import Create, Delete, Patch
@@ -132,3 +133,13 @@ def test_a_deletion_is_asked_for_once() -> None:
     assert desk.cluster.writes == [("delete", "pods", "p0")]
     desk.write(Delete(kind=POD, name="p0", uid=made["metadata"]["uid"], grace_s=0))
     assert desk.cluster.names(POD) == []
+
+
+def test_c40_a_status_is_written_over_the_version_it_was_decided_from_only() -> None:
+    """Another operator opened an attempt meanwhile: this one's count is not added to it."""
+    desk = Desk()
+    desk.cluster.change(JOB, "stamps", lambda raw: raw["status"].update(attempt=1, restarts=1))
+    with pytest.raises(Conflict):
+        asyncio.run(desk.writer.write_status(desk.job, JobStatus(attempt=1), 0))
+    assert desk.cluster.find(JOB, "stamps")["status"] == {"attempt": 1, "restarts": 1}
+    assert desk.cluster.names(EVENT) == []
