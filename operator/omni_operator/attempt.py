@@ -99,6 +99,8 @@ def answer(
     action = decision.action
     if action in _NEW_PODS and not cause.pod:
         action = RestartAction.RESTART_JOB  # Nobody knows which pod it was.
+    if action is RestartAction.RESTART_IN_PLACE and cause.pod:
+        action = RestartAction.REPLACE_POD  # Nothing is left in that one to restart.
     if gave_up(cause):
         action = RestartAction.FAIL_JOB
     told = case.tell(status)
