@@ -19,6 +19,9 @@ ANNOTATION_TERMINATES_AFTER: Final = "cluster.test/terminates-after"
 """On a pod: how long it takes to go away once it is deleted, such as 20s; KWOK's clock starts anew
 at every change of the pod."""
 
+ANNOTATION_STARTS_AFTER: Final = "cluster.test/starts-after"
+"""On a pod: how long its containers take to start once it is bound, such as 20s."""
+
 _PARALLELISM: Final = 16
 _OPTIONS: Final = {
     "manageNodesWithLabelSelector": LABEL_CARED,
@@ -37,6 +40,10 @@ _STAGES: Final = (
     "pod/fast/pod-complete.yaml",
     "pod/fast/pod-delete.yaml",
 )
+_DELAYS: Final = {
+    "pod-ready": ANNOTATION_STARTS_AFTER,
+    "pod-delete": ANNOTATION_TERMINATES_AFTER,
+}
 
 
 def write_config(
@@ -61,11 +68,10 @@ def write_config(
     ]
     for name in _STAGES:
         stage = yaml.safe_load((module / "kustomize" / "stage" / name).read_text())
-        if stage["metadata"]["name"] == "pod-delete":
-            annotation = f'.metadata.annotations["{ANNOTATION_TERMINATES_AFTER}"]'
+        if annotation := _DELAYS.get(stage["metadata"]["name"]):
             stage["spec"]["delay"] = {
                 "durationMilliseconds": 0,
-                "durationFrom": {"expressionFrom": annotation},
+                "durationFrom": {"expressionFrom": f'.metadata.annotations["{annotation}"]'},
             }
         documents.append(stage)
     path.write_text(yaml.safe_dump_all(documents, sort_keys=False))

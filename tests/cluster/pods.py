@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from tests.cluster.api import Api, ApiError, Object, wait_for
-from tests.cluster.kwok import ANNOTATION_TERMINATES_AFTER
+from tests.cluster.kwok import ANNOTATION_STARTS_AFTER, ANNOTATION_TERMINATES_AFTER
 
-_STUCK: Final = "100000h"
+NEVER: Final = "100000h"
+"""For annotations that say how long something takes."""
 _TRIES: Final = 10
 _KILLED: Final = 137
 
@@ -151,13 +152,21 @@ class Pods:
         for name in names:
             self._api.delete(f"{self._path}/{name}", grace_s=grace_s)
 
+    def start(self, name: str) -> None:
+        """Let a pod start whose ANNOTATION_STARTS_AFTER held it back, if it is still there."""
+        try:
+            self._annotate(name, {ANNOTATION_STARTS_AFTER: None})
+        except ApiError as exc:
+            if exc.status != 404:
+                raise
+
     def terminate_slowly(self, name: str, after_s: float) -> None:
         """Once deleted, the pod takes this long to go."""
         self._annotate(name, {ANNOTATION_TERMINATES_AFTER: f"{int(after_s * 1000)}ms"})
 
     def stick(self, name: str) -> None:
         """Once deleted, the pod stays Terminating until `unstick`, as one that cannot be killed."""
-        self._annotate(name, {ANNOTATION_TERMINATES_AFTER: _STUCK})
+        self._annotate(name, {ANNOTATION_TERMINATES_AFTER: NEVER})
 
     def unstick(self, name: str) -> None:
         """Undo `stick` and `terminate_slowly`; a pod that is deleted goes at once."""
