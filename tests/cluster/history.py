@@ -127,6 +127,10 @@ def read_node(event: Mapping[str, Any]) -> NodeFact:
     )
 
 
+def _version(raw: Object) -> str:
+    return str(raw["metadata"]["resourceVersion"])
+
+
 def _base(event: Mapping[str, Any]) -> dict[str, Any]:
     meta = event["raw"]["metadata"]
     return {
@@ -220,11 +224,14 @@ class History:
         version = str(listing["metadata"]["resourceVersion"])
         found = {raw["metadata"]["uid"]: raw for raw in listing["items"]}
         with self._lock:
-            gone = [raw for uid, raw in self._raw[what].items() if uid not in found]
-        for raw in gone:
-            self._see(what, raw, is_there=False, version=version)
-        for raw in found.values():
-            self._see(what, raw, is_there=True)
+            known = dict(self._raw[what])
+        for uid, raw in known.items():
+            if uid not in found:
+                self._see(what, raw, is_there=False, version=version)
+        for uid, raw in found.items():
+            # What is told twice would count as new, at a wrong time.
+            if uid not in known or _version(known[uid]) != _version(raw):
+                self._see(what, raw, is_there=True)
         return version
 
     def _see(self, what: What, raw: Object, *, is_there: bool, version: str | None = None) -> None:
@@ -232,7 +239,7 @@ class History:
         event = {
             "raw": raw,
             "is_there": is_there,
-            "version": int(version or raw["metadata"]["resourceVersion"]),
+            "version": int(version or _version(raw)),
             "time_s": time.time(),
         }
         with self._lock:
