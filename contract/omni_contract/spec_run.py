@@ -118,7 +118,7 @@ class PodTemplateSpec(SpecModel):
     def _leaves_ours_alone(self) -> Self:
         problems = []
         for at, container in enumerate(self.containers):
-            path = f"containers.{at}"
+            path = f"containers[{at}]"
             name = container.get("name")
             if not isinstance(name, str) or not name:
                 problems.append((f"{path}.name", "a container needs a name"))

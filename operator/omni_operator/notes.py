@@ -14,6 +14,7 @@ from omni_contract.names import API_VERSION, KIND
 from omni_contract.spec_run import RestartAction
 from omni_contract.status import Condition, JobStatus, write_time
 from omni_operator.state import JobState
+from omni_operator.status import count
 
 _MESSAGE_CHARACTERS: Final = 1024
 """The API server refuses a longer message."""
@@ -52,8 +53,12 @@ def _incidents(old: JobStatus, new: JobStatus) -> Iterator[Note]:
 
 def _attempt(old: JobStatus, new: JobStatus) -> Iterator[Note]:
     if new.attempt > old.attempt:
-        by = f" by {new.opened_by}" if new.opened_by is not None else ""
-        message = f"attempt {new.attempt} of {new.num_nodes} pods is opened{by}"
+        message = f"attempt {new.attempt} with {count(new.num_nodes or 0, 'pod')} is opened"
+        restarting = new.condition("Restarting")
+        if new.opened_by is not None:
+            message += f" by {new.opened_by}"
+            if restarting is not None and old.incidents == new.incidents:
+                message = restarting.message  # It says why; else the incident's own note does.
         yield Note(reason="AttemptOpened", type="Normal", message=message)
     elif new.generation > old.generation:
         message = f"generation {new.generation} of attempt {new.attempt} was started in place"

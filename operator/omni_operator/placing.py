@@ -66,6 +66,9 @@ class NodeNeeds:
             return "without the labels that podTemplate.nodeSelector or the queue asks for"
         if any(self._suffers(taint) for taint in node.taints if taint.effect != "PreferNoSchedule"):
             return "with a taint that podTemplate.tolerations leaves out"
+        for name, asked in self.resources.items():
+            if node.allocatable.get(name, 0) < asked:
+                return f"with fewer than {asked} {name} in all"
         return None
 
     def fit_on(self, node: NodeState, observed: Observed) -> bool:

@@ -64,7 +64,7 @@ def open_attempt(
         status = add_incident(status, incident)
         message = f"{incident.fault}: {incident.message}"
     why = f" after {message}" if message else ""
-    opened = f"attempt {number} of {count(num_nodes, 'pod')} is opened"
+    opened = f"attempt {number} with {count(num_nodes, 'pod')} is opened"
     status = _tell(
         status,
         observed,
@@ -76,7 +76,10 @@ def open_attempt(
     if opened_by is not None:
         text = f"{opened} by {opened_by}{why}"
         status = _tell(status, observed, ("Restarting", True, str(opened_by), text))
-    if status.condition("Suspended") is not None:
+    elif status.condition("Restarting") is not None:
+        status = _tell(status, observed, ("Restarting", False, "Opened", f"{opened}{why}"))
+    suspended = status.condition("Suspended")
+    if suspended is not None and suspended.reason != "Resumed":
         status = _tell(status, observed, ("Suspended", False, "Resumed", f"{opened}{why}"))
     return status
 
@@ -172,7 +175,8 @@ def _end(status: JobStatus, observed: Observed, type_: str, reason: str, message
     status = status.model_copy(update={"completion_time": write_time(observed.now_s)})
     status = with_goodput(status, observed.now_s)
     status = set_condition(status, type_, True, reason, message, observed=observed)
-    return _stop(status, observed, type_, f"the job is {type_}: {message}")
+    waited = [one for one in ("Placed", "GangReady") if not status.holds(one)]
+    return _stop(status, observed, type_, f"the job is {type_}: {message}", *waited)
 
 
 def _stop(

@@ -145,5 +145,6 @@ def _common_domain(nodes: list[ClusterNode]) -> str | None:
     for names in zip(*(node.path for node in nodes), strict=True):
         if len(set(names)) > 1 or not names[0]:
             break
-        shared.append(names[0])
+        if shared[-1:] != [names[0]]:  # A rack of one block often bears its name.
+            shared.append(names[0])
     return "/".join(shared) or None

@@ -188,6 +188,12 @@ def test_the_demo_job_is_read_with_defaults() -> None:
             "ends",
         ),
         (
+            "spec.podTemplate",
+            {"containers": [{"name": "trainer", "command": ["sleep"]}]},
+            "spec.podTemplate.containers[0].command: the operator sets it for container "
+            "'trainer'; take it out, or add a container of another name",
+        ),
+        (
             "spec.data.mixture.0.ramp",
             "linear",
             "spec.data.mixture[0].ramp: the first stage has no weights to ramp from",

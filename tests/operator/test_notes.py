@@ -43,10 +43,18 @@ def test_the_way_of_a_job_to_its_end_is_told() -> None:
     assert reasons(running, again) == [("Warning", "AppError"), ("Normal", "AttemptOpened")]
     notes = notes_between(running, again)
     assert notes[0].message.endswith("trainer ended with exit code 1 -> ReplacePod")
-    assert notes[1].message == "attempt 2 of 4 pods is opened by ReplacePod"
+    assert notes[1].message == "attempt 2 with 4 pods is opened by ReplacePod"
     observed = scene.look()
     assert reasons(running, complete(running, observed, "")) == [("Normal", "Completed")]
     assert reasons(running, fail(running, observed, "UserLimit", "")) == [("Warning", "Failed")]
+
+
+def test_an_attempt_without_a_fault_says_why_there_is_one() -> None:
+    scene = running_job()
+    running = look(scene, released(scene))
+    again = opened(scene, running, opened_by=A.RESTART_JOB, message="somebody asked")
+    (note,) = notes_between(running, again)
+    assert note.message == "attempt 2 with 4 pods is opened by RestartJob after somebody asked"
 
 
 def test_nothing_new_tells_nothing() -> None:

@@ -241,6 +241,13 @@ def test_selectors_and_taints_bound_the_nodes() -> None:
         assert "4 in use by others" in message
 
 
+def test_nodes_that_never_have_the_resource_are_not_said_to_be_in_use() -> None:
+    with World(nodes=4) as world:
+        world.apply(job(resources={"gpuResource": "amd.com/gpu"}))
+        world.pass_s(5)
+        assert "4 with fewer than 2 amd.com/gpu in all" in world.message("Placed")
+
+
 def test_a_tolerated_taint_and_the_gpu_taint_bound_nothing() -> None:
     with World(nodes=4) as world:
         taints = [

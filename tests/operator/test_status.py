@@ -156,7 +156,7 @@ def test_opening_an_attempt_resets_what_was_true_of_the_one_before() -> None:
         assert said(status, type_)[0] == "False", type_
     assert (status.phase, said(status, "Restarting")) == ("Restarting", ("True", "ReplacePod"))
     assert message(status, "Restarting") == (
-        "attempt 2 of 4 pods is opened by ReplacePod after a fault"
+        "attempt 2 with 4 pods is opened by ReplacePod after a fault"
     )
 
 
@@ -189,6 +189,28 @@ def test_c35_a_suspended_job_that_resumes_says_so() -> None:
     status = opened(scene, status)
     assert (status.phase, said(status, "Suspended")) == ("Pending", ("False", "Resumed"))
     assert status.condition("Restarting") is None
+
+
+def test_c35_what_a_suspension_said_ends_with_it_and_is_not_said_again_by_later_attempts() -> None:
+    scene = running_job()
+    restarting = opened(scene, opened_by=A.RESTART_JOB)
+    suspended = suspend(restarting, scene.look(), num_left=0)
+    assert said(suspended, "Restarting") == ("False", "Suspended")
+    resumed = opened(scene, suspended, message="a suspension")
+    assert said(resumed, "Restarting") == ("False", "Opened")
+    words = message(resumed, "Suspended")
+    assert words == "attempt 2 with 4 pods is opened after a suspension"
+    later = opened(scene, resumed, opened_by=A.REPLACE_POD, message="a fault")
+    assert message(later, "Suspended") == words
+
+
+def test_a_job_that_ends_while_it_waits_looks_for_no_nodes() -> None:
+    scene = running_job()
+    failed = fail(opened(scene), scene.look(), "StartError", "the API server refused a pod")
+    for type_ in ("Placed", "GangReady"):
+        assert said(failed, type_) == ("False", "Failed")
+        assert message(failed, type_) == "the job is Failed: the API server refused a pod"
+    assert said(fail(released(scene), scene.look(), "UserLimit", ""), "Placed")[0] == "True"
 
 
 @pytest.mark.parametrize(
@@ -439,6 +461,6 @@ def test_an_incident_of_an_attempt_is_told_in_the_conditions() -> None:
     status = opened(scene, observed.job.status, opened_by=A.REPLACE_POD, incident=incident)
     assert status.incidents == [incident]
     assert message(status, "Restarting") == (
-        f"attempt 2 of 4 pods is opened by ReplacePod after AppError: pod {scene.name(1)} on node "
-        "node-1: trainer ended with exit code 1: out of luck"
+        f"attempt 2 with 4 pods is opened by ReplacePod after AppError: pod {scene.name(1)} on "
+        "node node-1: trainer ended with exit code 1: out of luck"
     )

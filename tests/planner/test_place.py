@@ -179,6 +179,11 @@ def test_units_stay_in_one_block_where_one_has_room() -> None:
     assert answer.job_domain == "a/b2"
 
 
+def test_levels_of_one_name_are_said_once() -> None:
+    answer = placed(place(request(2, group="rack"), rack("a/a/r1", 8, 8)))
+    assert answer.job_domain == "a/r1"
+
+
 def test_units_spread_over_the_fewest_blocks() -> None:
     nodes = [node for block in "123" for r in "12" for node in rack(f"a/b{block}/r{r}", 8, 8)]
     answer = placed(place(request(2, 2, 2, group="rack"), nodes))
