@@ -134,7 +134,7 @@ def run(*, seed: int, minutes: float, out: Path, say: Say) -> Report:
         history = stack.enter_context(History(control_plane.api))
         operators = stack.enter_context(OperatorPair(control_plane, installed))
         dark = set[str]()
-        ranks = stack.enter_context(Ranks(control_plane.api, _NAMESPACE, history, dark))
+        ranks = stack.enter_context(Ranks(control_plane.api, history, dark))
         grounds = Grounds(
             control_plane=control_plane,
             namespace=_NAMESPACE,

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from urllib3.exceptions import HTTPError
 
 from omni_contract.names import ANNOTATION_HISTORY, ANNOTATION_PROGRESS, TRAINER_CONTAINER
+from omni_contract.quantity import parse_count
 from omni_contract.records import History, JobHeartbeat
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.history import History as Recorded
@@ -43,12 +44,10 @@ class _Run:
 
 
 class Ranks:
-    """Context manager: the ranks of all jobs of a namespace."""
+    """Context manager: the ranks of all jobs. Those on nodes in `dark` stand still."""
 
-    def __init__(self, api: Api, namespace: str, recorded: Recorded, dark: Collection[str]) -> None:
+    def __init__(self, api: Api, recorded: Recorded, dark: Collection[str] = ()) -> None:
         self._api = api
-        self._namespace = namespace
-        self._pods = Pods(api, namespace)
         self._recorded = recorded
         self._dark = dark
         self._runs: dict[str, _Run] = defaultdict(_Run)
@@ -85,7 +84,7 @@ class Ranks:
             pods = defaultdict(list)
             for pod in self._recorded.now("pod"):
                 owners = pod["metadata"].get("ownerReferences") or []
-                if owners and pod["metadata"]["namespace"] == self._namespace:
+                if owners:
                     pods[owners[0]["uid"]].append(pod)
             for job in self._recorded.now("job"):
                 try:
@@ -106,12 +105,13 @@ class Ranks:
         if attempt > run.attempt:
             run.attempt, run.step, run.told_s, run.is_done_told = attempt, run.saved, 0.0, False
         mine = {index_of(pod): pod for pod in ranked if attempt_of(pod) == attempt}
-        total = num_steps_of(job)
+        step_tokens = _step_tokens(job)
+        total = -(-parse_count(job["spec"]["train"]["tokens"]) // step_tokens)
         if run.is_done_told:
             self._end(mine.values())
             return
         running = {index: pod for index, pod in mine.items() if self._is_running(pod)}
-        if set(running) != set(range(job["spec"]["resources"]["nodes"])):
+        if set(running) != set(range(job["status"]["numNodes"])):
             return
         if run.told_s:
             run.step = min(total, run.step + passed_s / STEP_S)
@@ -122,7 +122,7 @@ class Ranks:
             run.saved = total
         elif now_s - run.told_s < _BEAT_S:
             return
-        self._beat(job, running[0], run, is_done=made == total)
+        self._beat(job, running[0], run, tokens=made * step_tokens, is_done=made == total)
         run.told_s = now_s
         run.is_done_told = made == total
 
@@ -132,7 +132,7 @@ class Ranks:
         states = pod["status"].get("containerStatuses") or []
         return any(one["name"] == TRAINER_CONTAINER and "running" in one["state"] for one in states)
 
-    def _beat(self, job: Object, pod: Object, run: _Run, *, is_done: bool) -> None:
+    def _beat(self, job: Object, pod: Object, run: _Run, *, tokens: int, is_done: bool) -> None:
         spent = History.model_validate_json(pod["metadata"]["annotations"][ANNOTATION_HISTORY])
         made = math.floor(run.step)
         beat = JobHeartbeat(
@@ -141,11 +141,13 @@ class Ranks:
             phase="done" if is_done else "training",
             step=made,
             step_s=STEP_S,
+            tokens=tokens,
             checkpoint_step=run.saved,
             history=spent,
         )
         lease = f"{name_of(job)}-{uid_of(job)[:5]}-progress"
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{lease}"
+        namespace = job["metadata"]["namespace"]
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"
         body: Mapping[str, Any] = {
             "metadata": {"annotations": {ANNOTATION_PROGRESS: beat.model_dump_json()}},
             "spec": {"renewTime": now()},
@@ -155,11 +157,10 @@ class Ranks:
     def _end(self, pods: Collection[Object]) -> None:
         for pod in pods:
             if self._is_running(pod):
-                self._pods.end_container(name_of(pod), exit_code=0, container=TRAINER_CONTAINER)
+                there = Pods(self._api, pod["metadata"]["namespace"])
+                there.end_container(name_of(pod), exit_code=0, container=TRAINER_CONTAINER)
 
 
-def num_steps_of(job: Object) -> int:
-    """Steps of a job's whole training."""
-    spec = job["spec"]
-    tokens_of_step = int(spec["batch"]["globalSequences"]) * int(spec["batch"]["sequenceTokens"])
-    return -(-int(spec["train"]["tokens"]) // tokens_of_step)
+def _step_tokens(job: Object) -> int:
+    batch = job["spec"]["batch"]
+    return int(batch["globalSequences"]) * int(batch["sequenceTokens"])
