@@ -30,7 +30,11 @@ Act = Literal[
     "fill_node",
 ]
 
+Stage = Literal["running", "starting", "restarting"]
+
 _F, _A = FaultClass, RestartAction
+_ALL: Final[tuple[Stage, ...]] = ("running", "starting", "restarting")
+_NEW: Final[tuple[Stage, ...]] = ("starting", "restarting")
 _TRACEBACK: Final = "Traceback (most recent call last):\n  File ...\nRuntimeError: out of luck\n"
 
 
@@ -56,6 +60,9 @@ class Row:
     """How the job must end up."""
     excludes_node: bool = False
     """Whether the node must be left out afterwards."""
+    stages: tuple[Stage, ...] = _ALL
+    """Of a job at which it can strike: a container that runs waits for no image, and a slot that is
+    used cannot be taken."""
 
     def message(self, *, attempt: int, generation: int = 0) -> str:
         """The termination message of the container."""
@@ -217,6 +224,7 @@ ROWS: Final = (
         action=_A.FAIL_JOB,
         counter="none",
         phase="Failed",
+        stages=_NEW,
     ),
     Row(
         case="secret-that-is-not-there",
@@ -226,6 +234,7 @@ ROWS: Final = (
         action=_A.FAIL_JOB,
         counter="none",
         phase="Failed",
+        stages=_NEW,
     ),
     Row(
         case="image-name-that-is-none",
@@ -237,6 +246,7 @@ ROWS: Final = (
         action=_A.FAIL_JOB,
         counter="none",
         phase="Failed",
+        stages=_NEW,
     ),
     # The kubelet ends the whole pod or takes none.
     Row(
@@ -289,6 +299,7 @@ ROWS: Final = (
         arguments={"reason": "OutOfnvidia.com/gpu", "message": "Node didn't have enough resource"},
         action=_A.RESTART_JOB,
         counter="none",
+        excludes_node=True,
     ),
     # Somebody takes the pod away.
     Row(
@@ -380,11 +391,23 @@ ROWS: Final = (
         counter="infrastructure",
     ),
     Row(
-        case="slot-taken-by-a-foreign-pod",
+        case="slot-short-of-what-nobody-counts",  # the scheduler knows, the placement does not
         fault=_F.PENDING_TIMEOUT,
         act="fill_node",
+        arguments={"resource": "cpu", "amount": 128},
         action=_A.RESTART_JOB,
         counter="none",
+        excludes_node=True,
+        stages=("starting",),
+    ),
+    Row(
+        case="slot-taken-by-a-foreign-pod",  # while the gang waits for pods that still end
+        fault=_F.PENDING_TIMEOUT,
+        act="fill_node",
+        arguments={"resource": "nvidia.com/gpu", "amount": 2},
+        action=_A.RESTART_JOB,
+        counter="none",
+        stages=("restarting",),
     ),
 )
 """Every class has a row; the unit tests of `omni_operator.faults` read those of single pods."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from omni_contract.names import (
     ANNOTATION_ATTEMPT,
     ANNOTATION_INDEX,
+    ANNOTATION_NODE,
     ANNOTATION_PROGRESS,
     LABEL_JOB,
     PLACEMENT_FILE,
@@ -219,6 +220,11 @@ def index_of(pod: Object) -> int | None:
 def attempt_of(pod: Object) -> int:
     """The attempt that a pod was told to belong to."""
     return int(pod["metadata"]["annotations"][ANNOTATION_ATTEMPT])
+
+
+def planned_node(pod: Object) -> str:
+    """The node that is reserved for a pod."""
+    return str(pod["metadata"]["annotations"][ANNOTATION_NODE])
 
 
 def is_living(pod: Object) -> bool:

@@ -1,6 +1,7 @@
 """Many jobs played at once against one operator: a story is a generator that acts and yields what
 it waits for, and all of them look at the cluster through one listing a moment."""
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
@@ -11,6 +12,7 @@ from omni_contract.names import LABEL_JOB
 from tests.cluster.api import Api, Object
 from tests.cluster.job_kind import jobs_path
 
+_LOG: Final = logging.getLogger(__name__)
 _EVERY_S: Final = 0.3
 
 T = TypeVar("T")
@@ -36,24 +38,36 @@ class Seen:
         self._namespace = namespace
         self._jobs: Mapping[str, Object] = {}
         self._pods: Mapping[str, list[Object]] = {}
+        self.jobs_version = self.pods_version = "0"
+        """Resource versions of the listings."""
 
     def look(self) -> None:
         """Look again."""
-        listed = self._api.list(f"/api/v1/namespaces/{self._namespace}/pods")
+        listed = self._api.get(f"/api/v1/namespaces/{self._namespace}/pods")
         pods = defaultdict(list)
-        for pod in listed:
+        for pod in listed["items"]:
             pods[pod["metadata"].get("labels", {}).get(LABEL_JOB, "")].append(pod)
-        jobs = self._api.list(jobs_path(self._namespace))
-        self._jobs = {job["metadata"]["name"]: job for job in jobs}
+        jobs = self._api.get(jobs_path(self._namespace))
+        self._jobs = {job["metadata"]["name"]: job for job in jobs["items"]}
         self._pods = pods
+        self.pods_version = listed["metadata"]["resourceVersion"]
+        self.jobs_version = jobs["metadata"]["resourceVersion"]
 
     def __call__(self, job: str) -> tuple[Object | None, list[Object]]:
         """A job and its pods."""
         return self._jobs.get(job), self._pods.get(job, [])
 
 
-def play(stories: Mapping[str, Story[T]], seen: Seen) -> dict[str, T | Exception]:
-    """Play stories to their ends: what each returns, or what went wrong with it."""
+def play(
+    stories: Mapping[str, Story[T]],
+    seen: Seen,
+    *,
+    num_at_once: int,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, T | Exception]:
+    """Play stories to their ends: what each returns, or what went wrong with it. `between` is
+    called after every look."""
+    to_come = list(stories)[::-1]
     ends: dict[str, T | Exception] = {}
     waits: dict[str, tuple[Wait, float]] = {}
 
@@ -62,22 +76,30 @@ def play(stories: Mapping[str, Story[T]], seen: Seen) -> dict[str, T | Exception
         try:
             wait = next(story) if failure is None else story.throw(failure)
         except StopIteration as end:
+            _LOG.info("%s is over", name)
             ends[name] = end.value
             waits.pop(name, None)
         except Exception as exc:  # every story has an end of its own
+            _LOG.info("%s failed: %s", name, exc)
             ends[name] = exc
             waits.pop(name, None)
         else:
+            _LOG.info("%s waits for: %s", name, wait.what)
             waits[name] = (wait, time.monotonic() + wait.within_s)
 
-    seen.look()
-    for name in stories:
-        go_on(name)
-    while waits:
+    while to_come or waits:
         time.sleep(_EVERY_S)
         seen.look()
+        between()
+        while to_come and len(waits) < num_at_once:
+            go_on(to_come.pop())
         for name, (wait, until_s) in list(waits.items()):
-            if wait.is_so():
+            try:
+                is_so = wait.is_so()
+            except Exception as exc:  # the story's own
+                go_on(name, exc)
+                continue
+            if is_so:
                 go_on(name)
             elif time.monotonic() > until_s:
                 go_on(name, AssertionError(f"not within {wait.within_s:.0f} s: {wait.what}"))

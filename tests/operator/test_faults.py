@@ -68,7 +68,8 @@ def test_every_class_has_a_row_that_follows_the_table() -> None:
     assert len({row.case for row in ROWS}) == len(ROWS)
     for row in ROWS:
         known = FAULTS[row.fault]
-        assert row.excludes_node == known.excludes_node, row.case
+        # One that took no pod is left out for a time, too.
+        assert row.excludes_node or not known.excludes_node, row.case
         if row.action is not RestartAction.FAIL_JOB:
             assert row.counter == known.budget, row.case
             assert row.phase == "Running", row.case
