@@ -27,7 +27,7 @@ from omni_contract.jobfile import read_job
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_planner.compile import compile_plan
-from omni_trainer.checkpoint import newest_attempt
+from omni_trainer.claims import newest_attempt
 from omni_trainer.events import read_events
 from omni_trainer.storage import Folder
 from omni_trainer.supervisor.reaper import adopt_orphans
@@ -159,7 +159,7 @@ def _conclude(
 
 def _next_attempt(plan: JobPlan, run_dir: Path) -> int:
     """One above the attempt that holds the checkpoints, and above all in the run folder."""
-    held = newest_attempt(Folder(plan.spec.checkpoint.uri, plan.spec.storage))
+    held = newest_attempt(Folder(plan.spec.checkpoint.uri, plan.spec.storage), plan)
     seen = max((event.attempt for event in read_events(run_dir)), default=0)
     return max(held, seen) + 1
 

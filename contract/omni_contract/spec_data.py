@@ -194,7 +194,11 @@ class CheckpointSpec(SpecModel):
     """Where and how often training is saved."""
 
     uri: S3Uri
-    """s3:// folder of this run. Another job's folder is refused."""
+    """s3:// folder of this run. One that another job holds is refused, a deleted job of the same
+    name too; resumeFrom takes it over."""
+    resume_from: S3Uri | None = None
+    """s3:// folder of a run to go on from until this one has saved. The same as uri: take that run
+    over; its job may then save no more. Left out: begin anew, or go on with this job's own run."""
     every: Steps = 100
     """Steps between saves; the last step is always saved."""
     keep: Annotated[StrictInt, Field(ge=1, le=10**6)] = 3

@@ -35,7 +35,7 @@ def class_of_exit(container: ContainerState, *, attempt: int) -> FaultClass:
     if code == Exit.USER:
         return FaultClass.START_ERROR
     if code == Exit.STALE:
-        # Of this attempt it means that another job holds the run; else it was only left behind.
+        # Of this attempt it means that another job took the run over; else it was only left behind.
         is_now = end is not None and end.attempt == attempt
         return FaultClass.START_ERROR if is_now else FaultClass.RENDEZVOUS
     if end is not None and end.fault is not None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from omni_contract.names import (
     DATA_CONTAINER,
     DATA_PORT,
+    ENV_JOB_UID,
     ENV_LEASE,
     GATE,
     LEASE_TOKEN_DIR,
@@ -178,6 +179,7 @@ def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -
     resources = spec.resources
     container = _container(spec, settings, TRAINER_CONTAINER, "omni_trainer.pod")
     container["ports"] = [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}]
+    container["env"].append({"name": ENV_JOB_UID, "value": job.uid})
     # Little, so that any GPU node has it; not nothing, or the data service would starve the ranks.
     container["resources"] = {
         "requests": {

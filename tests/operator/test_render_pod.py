@@ -6,6 +6,7 @@ import pytest
 
 from omni_contract.names import (
     DATA_CONTAINER,
+    ENV_JOB_UID,
     ENV_LEASE,
     LABEL_JOB,
     LEASE_TOKEN_DIR,
@@ -16,7 +17,7 @@ from omni_contract.names import (
 from omni_contract.records import History
 from omni_operator.render_pod import render_pod
 from tests.contract.jobs import DEMO, changed
-from tests.operator.rendering import SETTINGS, job_state, place_on, plan_of, with_template
+from tests.operator.rendering import SETTINGS, UID, job_state, place_on, plan_of, with_template
 
 GPU = "nvidia.com/gpu"
 
@@ -64,6 +65,13 @@ def test_only_pods_that_may_hold_rank_0_have_a_token(index: int, has: bool) -> N
     assert (LEASE_TOKEN_DIR in [m["mountPath"] for m in trainer(spec)["volumeMounts"]]) is has
     assert LEASE_TOKEN_DIR not in [m["mountPath"] for m in data(spec)["volumeMounts"]]
     assert ("token" in by_name(spec["volumes"])) is has
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_trainer_knows_its_jobs_uid(index: int) -> None:
+    """Storage tells jobs apart by it: one created anew has the name and attempts of the old one."""
+    env = by_name(trainer(rendered(DEMO, index)["spec"])["env"])
+    assert env[ENV_JOB_UID]["value"] == UID
 
 
 def test_a_data_service_is_ready_once_its_socket_is_there_and_holds_up_nobody() -> None:

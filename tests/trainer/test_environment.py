@@ -36,3 +36,8 @@ def test_a_wrong_variable_is_named(change: dict[str, str], says: str) -> None:
 def test_pairs_order_by_attempt_then_generation() -> None:
     pairs = [Pair(attempt=a, generation=g) for a, g in ((1, 9), (2, 0), (2, 1))]
     assert sorted(reversed(pairs)) == pairs
+
+
+def test_only_a_pod_of_a_cluster_has_a_job_uid() -> None:
+    assert RankEnvironment.read(ENV).job_uid is None
+    assert RankEnvironment.read(ENV | {"OMNI_JOB_UID": "a1-b2"}).job_uid == "a1-b2"

@@ -36,6 +36,7 @@ def job_plan(
     *,
     only: str | None = None,
     saves_async: bool = True,
+    resume_from: str | None = None,
     **model: Any,
 ) -> JobPlan:
     """Two stages, four microbatches of 128 tokens a step, all three modalities.
@@ -59,7 +60,10 @@ def job_plan(
         spec["data"]["sources"][only]["whenExhausted"] = "stop"
     for name, source in spec["data"]["sources"].items():
         source["uri"] = f"{data_uri}/{name}"
-    spec["checkpoint"] = {"uri": checkpoint_uri, "every": 2, "keep": 2, "async": saves_async}
+    spec["checkpoint"] = {
+        "uri": checkpoint_uri, "every": 2, "keep": 2, "async": saves_async,
+        "resumeFrom": resume_from,
+    }  # fmt: skip
     spec["resources"] = {"nodes": 1, "ranksPerNode": WORLD_SIZE, "device": "cpu"}
     return compile_plan(Job.read(job))
 
@@ -98,7 +102,9 @@ class Run:
     def socket(self) -> Path:
         return self.folder / "sidecar.sock"
 
-    def start_ranks(self, *, attempt: int = 1, generation: int = 0) -> list["RankProcess"]:
+    def start_ranks(
+        self, *, attempt: int = 1, generation: int = 0, job_uid: str = ""
+    ) -> list["RankProcess"]:
         env = {
             **os.environ,
             **self.env,
@@ -110,6 +116,7 @@ class Run:
             names.ENV_NODE: "0",
             names.ENV_ATTEMPT: str(attempt),
             names.ENV_GENERATION: str(generation),
+            names.ENV_JOB_UID: job_uid,
             names.ENV_SIDECAR: str(self.socket),
             names.ENV_RUN_DIR: str(self.folder),
             names.ENV_TRACE_STEPS: "2",
@@ -344,6 +351,27 @@ def test_a_stale_generation_ends_without_a_trace(undisturbed: Run, new_run: Any)
     assert codes == [Exit.STALE, Exit.PEER_LOST], run.logs()
     assert "0.7 is stale" in (run.folder / "rank-0.log").read_text()
     assert not run.steps()
+
+
+def test_a_job_of_another_uid_is_told_how_to_go_on_and_then_does(
+    data_uri: str, undisturbed: Run, new_run: Any
+) -> None:
+    run: Run = new_run("anew", folder="undisturbed")
+    run.start_sidecar()
+    codes = exits(run, run.start_ranks(job_uid="a1-b2"))
+    assert codes == [Exit.USER, Exit.PEER_LOST], run.logs()
+    saved = undisturbed.plan.spec.checkpoint.uri
+    said = (run.folder / "rank-0.log").read_text()
+    assert f"checkpoint.uri: {saved} is held by job 'tiny' of omni run" in said
+    assert f"checkpoint.resumeFrom: {saved} " in said and "Traceback" not in said
+
+    plan = job_plan(data_uri, f"{data_uri}/runs/branch", resume_from=saved)
+    branch: Run = new_run("branch", plan)
+    branch.start_sidecar()
+    codes = exits(branch, branch.start_ranks(job_uid="a1-b2"))
+    assert codes == [Exit.OK] * WORLD_SIZE, branch.logs()
+    (resumed,) = branch.events("resumed")
+    assert resumed.step == NUM_STEPS and f"from {saved}/step-" in resumed.message
 
 
 def test_c18_the_end_of_the_data_is_an_orderly_end(data_uri: str, new_run: Any) -> None:

@@ -13,7 +13,7 @@ from omni_cli.local_s3 import LocalS3
 from omni_contract.errors import OmniError, StaleError, StorageError, UnavailableError
 from omni_contract.spec_data import StorageSpec
 from omni_contract.wire import LoaderState
-from omni_trainer import checkpoint
+from omni_trainer import checkpoint, claims
 from omni_trainer.environment import Pair
 from omni_trainer.saver import SaveOutcome, Saver
 from omni_trainer.storage import Folder
@@ -39,17 +39,18 @@ def saver_of(
     folder: Folder, outcomes: list[SaveOutcome], *, pair: Pair = FIRST, **spec: Any
 ) -> Saver:
     plan = plan_of(folder.uri, **spec)
-    held = checkpoint.claim(folder, plan, pair)
+    held = claims.claim(folder, plan, pair)
     return Saver(
-        folder=folder, plan=plan, rank=0, pair=pair, held=held, agree=alone,
+        folder=folder, plan=plan, rank=0, claim=held.latest.claim, held=held, agree=alone,
         report=outcomes.append,
     )  # fmt: skip
 
 
 def saved_step(folder: Folder, pair: Pair) -> int:
     plan = plan_of(folder.uri)
-    manifest = checkpoint.claim(folder, plan, pair).resume
-    assert manifest is not None
+    resume = claims.claim(folder, plan, pair).resume
+    assert resume is not None
+    manifest = resume.manifest
     checkpoint.load_object(folder, manifest, "rank-0")
     checkpoint.load_data_state(folder, manifest)
     return manifest.ref.step
@@ -150,9 +151,9 @@ class Ranks:
 
     def saver(self, folder: Folder, rank: int, outcomes: list[SaveOutcome], **spec: Any) -> Saver:
         plan = plan_of(folder.uri, nodes=2, **spec)
-        held = checkpoint.claim(folder, plan, FIRST) if rank == 0 else None
+        held = claims.claim(folder, plan, FIRST) if rank == 0 else None
         return Saver(
-            folder=folder, plan=plan, rank=rank, pair=FIRST, held=held,
+            folder=folder, plan=plan, rank=rank, claim=1, held=held,
             agree=self.agree(rank), report=outcomes.append, patience_s=1.0,
         )  # fmt: skip
 
@@ -177,9 +178,9 @@ def test_a_checkpoint_counts_once_every_rank_has_written(bucket: str) -> None:
     folder, ranks, outcomes = Folder(f"{bucket}/run", StorageSpec()), Ranks(), list[SaveOutcome]()
     savers = [ranks.saver(folder, rank, outcomes) for rank in range(2)]
     assert ranks.save_all(savers, 20) == [None, None]
-    manifest = checkpoint.claim(folder, plan_of(folder.uri, nodes=2), SECOND).resume
-    assert manifest is not None
-    assert sorted(manifest.shards) == [checkpoint.DATA_STATE, "rank-0.pt", "rank-1.pt"]
+    resume = claims.claim(folder, plan_of(folder.uri, nodes=2), SECOND).resume
+    assert resume is not None
+    assert sorted(resume.manifest.shards) == [checkpoint.DATA_STATE, "rank-0.pt", "rank-1.pt"]
     assert [o.step for o in outcomes] == [20]
 
 
@@ -196,7 +197,7 @@ def test_one_ranks_failure_is_everybodys(bucket: str) -> None:
         first, second = ranks.save_all(savers, 40)
     assert "1 of 2 ranks wrote nothing" in str(first)
     assert "the object store is full" in str(second)
-    assert checkpoint.claim(folder, plan_of(folder.uri, nodes=2), SECOND).latest.checkpoints == []
+    assert claims.claim(folder, plan_of(folder.uri, nodes=2), SECOND).latest.checkpoints == []
     assert [o.error is None for o in outcomes] == [False, False]
 
 
@@ -205,10 +206,10 @@ def test_an_abandoned_save_does_not_count(bucket: str) -> None:
     folder = Folder(f"{bucket}/run", StorageSpec())
     plan = plan_of(folder.uri, nodes=2)
     saver = Saver(
-        folder=folder, plan=plan, rank=0, pair=FIRST, agree=alone, report=lambda outcome: None,
-        held=checkpoint.claim(folder, plan, FIRST),
+        folder=folder, plan=plan, rank=0, claim=1, agree=alone, report=lambda outcome: None,
+        held=claims.claim(folder, plan, FIRST),
     )  # fmt: skip
     saver.save(20, {"rank-0": 1}, state_after(20), last=False)
     saver.abandon()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("save-")]
-    assert checkpoint.claim(folder, plan_of(folder.uri, nodes=2), SECOND).latest.checkpoints == []
+    assert claims.claim(folder, plan_of(folder.uri, nodes=2), SECOND).latest.checkpoints == []

@@ -1,50 +1,46 @@
-"""What a checkpoint is, who may write one, and when it counts.
+"""What a checkpoint is made of, and how its parts are written and read.
 
-    {checkpoint.uri}/latest                                     the only way in: resume follows it
-    {checkpoint.uri}/step-00000020/{attempt}.{generation}/*.pt  objects of the ranks
-                                                  data-state.bin  where the data goes on
-                                                  done-{rank}.json  what a rank wrote
-                                                  manifest.json   written last: all of it is there
+    {checkpoint.uri}/latest                          the only way in, see `claims`
+    {checkpoint.uri}/step-00000020/{claim}/*.pt      objects of the ranks
+                                     data-state.bin  where the data goes on
+                                   done-{rank}.json  what a rank wrote
+                                      manifest.json  written last: all of it is there
 
-Every pair (attempt, generation) writes into folders of its own, so nothing saved is overwritten.
-`claim` rewrites `latest`, which voids the ETag that older writers hold: their commit fails.
+Knows nothing of who may write.
 """
 
 import hashlib
 import io
 import pickle
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from omni_contract.errors import SpecError, StaleError, StorageError
+from omni_contract.errors import SpecError, StorageError
 from omni_contract.plan import JobPlan
 from omni_contract.wire import LoaderState
-from omni_trainer.environment import Pair
 from omni_trainer.storage import Folder
 
-LATEST = "latest"
 MANIFEST = "manifest.json"
 DATA_STATE = "data-state.bin"
-_CLAIM_TRIES = 20  # a claim loses a race only to another claim or commit
 
 
-class _Model(BaseModel):
+class Document(BaseModel):
+    """What is stored as JSON."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Shard(_Model):
+class Shard(Document):
     """One object of a checkpoint as written."""
 
     num_bytes: int
     sha256: str
 
 
-class Done(_Model):
+class Done(Document):
     """What one rank wrote of a checkpoint, or why it could not."""
 
     version: Literal[1] = 1
@@ -53,23 +49,32 @@ class Done(_Model):
     error: str | None = None
 
 
-class CheckpointRef(_Model):
+class CheckpointRef(Document):
     """Names a checkpoint."""
 
     step: int
-    attempt: int
-    generation: int
+    claim: int
+    """Number of the claim it was saved under."""
 
     @property
     def folder(self) -> str:
         """Where its objects lie, without a slash at the end."""
-        return f"step-{self.step:08d}/{self.attempt}.{self.generation}"
+        return f"step-{self.step:08d}/{self.claim}"
+
+    @classmethod
+    def of_key(cls, key: str) -> Self | None:
+        """The checkpoint that an object belongs to; None: it is none of ours."""
+        parts = key.split("/")
+        try:
+            return cls(step=int(parts[0].removeprefix("step-")), claim=int(parts[1]))
+        except (IndexError, ValueError):
+            return None
 
 
-class Manifest(_Model):
+class Manifest(Document):
     """A whole checkpoint. It is there only when every object it names is."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     job: str
     ref: CheckpointRef
     fingerprint: dict[str, str]
@@ -78,47 +83,29 @@ class Manifest(_Model):
     """Objects by file name."""
 
 
-class Latest(_Model):
-    """Who holds the run, and its committed checkpoints, the newest first."""
-
-    version: Literal[1] = 1
-    job: str
-    attempt: int
-    generation: int
-    holder: str = ""
-    """Drawn anew by every claim: tells two apart that come with the same pair."""
-    checkpoints: list[CheckpointRef]
-
-    @property
-    def pair(self) -> Pair:
-        """The holder."""
-        return Pair(attempt=self.attempt, generation=self.generation)
+_D = TypeVar("_D", bound=Document)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The right to move `latest`: it ends when somebody else rewrites it."""
-
-    latest: Latest
-    etag: str
-    resume: Manifest | None = None
-    """What the run goes on from, as found when it was claimed; None: the beginning."""
-
-
-_D = TypeVar("_D", bound=_Model)
-
-
-def _parse(model: type[_D], folder: Folder, key: str, data: bytes) -> _D:
+def parse(model: type[_D], folder: Folder, key: str, data: bytes) -> _D:
+    """Read a document of the folder. Raises StorageError where it is none of this version."""
     try:
         return model.model_validate_json(data)
     except ValidationError as exc:
+        version = model.model_fields["version"].default
+        other = [error["input"] for error in exc.errors() if error["loc"] == ("version",)]
+        if other:
+            raise StorageError(
+                f"{folder.uri}/{key}: this is of version {other[0]}, and this release reads "
+                f"{version}; go on with the release that wrote it, or use another checkpoint.uri"
+            ) from None
         raise StorageError(
-            f"{folder.uri}/{key}: this is no {model.__name__.lower()} file of version 1 "
+            f"{folder.uri}/{key}: this is no {model.__name__.lower()} file of version {version} "
             f"({exc.error_count()} wrong fields); use another checkpoint.uri or restore the file"
         ) from None
 
 
-def _dump(document: _Model) -> bytes:
+def dump(document: Document) -> bytes:
+    """A document as `parse` reads it."""
     return document.model_dump_json().encode()
 
 
@@ -150,91 +137,24 @@ def _flatten(value: Any, path: str, into: dict[str, str]) -> None:
         into[path] = str(value)
 
 
-def newest_attempt(folder: Folder) -> int:
-    """The attempt that holds the run, 0 where none ever did. A launcher begins one above it."""
-    folder.check_bucket()
-    blob = folder.get(LATEST)
-    return 0 if blob is None else _parse(Latest, folder, LATEST, blob.data).attempt
-
-
-def claim(folder: Folder, plan: JobPlan, pair: Pair) -> Claim:
-    """Make `pair` the holder of the run. Rank 0 alone calls it, once a generation.
-
-    Raises StaleError where this pair or a newer one holds it, SpecError where the folder is
-    another job's or its newest checkpoint does not fit, StorageError where that is gone. All of it
-    before anything is written: a job that cannot go on must not end one that still runs.
-    """
-    job = plan.name
-    folder.check_bucket()
-    holder = secrets.token_hex(8)
-    for _ in range(_CLAIM_TRIES):
-        blob = folder.get(LATEST)
-        if blob is None:
-            first = Latest(
-                job=job,
-                attempt=pair.attempt,
-                generation=pair.generation,
-                holder=holder,
-                checkpoints=[],
-            )
-            etag = folder.put_if_absent(LATEST, _dump(first))
-            if etag is not None:
-                return Claim(latest=first, etag=etag)
-            continue
-        found = _parse(Latest, folder, LATEST, blob.data)
-        if found.job != job:
-            raise SpecError(
-                "checkpoint.uri",
-                f"{folder.uri} holds the checkpoints of job {found.job!r}, not of {job!r}; "
-                "use another folder",
-            )
-        if found.pair > pair:
-            raise StaleError(_stale(folder, found.pair, pair))
-        if found.pair == pair:  # both would write into the same folders
-            raise StaleError(
-                f"{folder.uri}: another run of job {job!r} holds this folder as "
-                f"attempt.generation {pair}; wait for its end, or use another checkpoint.uri"
-            )
-        try:
-            resume = read_manifest(folder, plan, found)
-        except StorageError:
-            if folder.get(LATEST) == blob:
-                raise
-            continue  # its holder has saved and pruned since
-        mine = found.model_copy(
-            update={"attempt": pair.attempt, "generation": pair.generation, "holder": holder}
-        )
-        etag = folder.put_if_match(LATEST, _dump(mine), blob.etag)
-        if etag is not None:
-            return Claim(latest=mine, etag=etag, resume=resume)
-    raise StorageError(f"{folder.uri}/{LATEST}: it changed {_CLAIM_TRIES} times during one claim")
-
-
-def _stale(folder: Folder, holder: Pair, pair: Pair) -> str:
-    return (
-        f"{folder.uri}: attempt.generation {holder} holds this run, {pair} is stale and ends here"
-    )
-
-
-def read_manifest(folder: Folder, plan: JobPlan, latest: Latest) -> Manifest | None:
-    """The checkpoint to resume from; None: there is none yet. Raises where it does not fit."""
-    if not latest.checkpoints:
-        return None
-    key = f"{latest.checkpoints[0].folder}/{MANIFEST}"
+def read_manifest(folder: Folder, plan: JobPlan, ref: CheckpointRef) -> Manifest:
+    """A committed checkpoint. Raises SpecError where `plan` cannot go on from it."""
+    key = f"{ref.folder}/{MANIFEST}"
     blob = folder.get(key)
     if blob is None:
         raise StorageError(
-            f"{folder.uri}/{key}: {LATEST} names this checkpoint but it is gone; restore it, or "
-            f"delete {folder.uri}/{LATEST} to start from the beginning"
+            f"{folder.uri}/{key}: this checkpoint was committed but it is gone; restore it, or "
+            f"delete {folder.uri}/latest to start from the beginning"
         )
-    manifest = _parse(Manifest, folder, key, blob.data)
+    manifest = parse(Manifest, folder, key, blob.data)
     mine = fingerprint(plan)
     problems = [
         (
             field,
             f"the checkpoint {folder.uri}/{manifest.ref.folder} was saved with "
             f"{manifest.fingerprint.get(field, 'no such field')}, this job has "
-            f"{mine.get(field, 'no such field')}; use the same or another checkpoint.uri",
+            f"{mine.get(field, 'no such field')}; use the same, or begin anew in another "
+            "checkpoint.uri",
         )
         for field in sorted({*mine, *manifest.fingerprint})
         if mine.get(field) != manifest.fingerprint.get(field)
@@ -251,13 +171,13 @@ def _read_shard(folder: Folder, manifest: Manifest, file: str) -> bytes:
     if shard is None or blob is None:
         raise StorageError(
             f"{folder.uri}/{key}: this part of the checkpoint is missing; restore it, or point "
-            f"{folder.uri}/{LATEST} at an older checkpoint"
+            f"{folder.uri}/latest at an older checkpoint"
         )
     if len(blob.data) != shard.num_bytes or _sha256(blob.data) != shard.sha256:
         raise StorageError(
             f"{folder.uri}/{key}: this part of the checkpoint is damaged ({len(blob.data)} bytes, "
             f"{shard.num_bytes} were saved, or another checksum); restore it, or point "
-            f"{folder.uri}/{LATEST} at an older checkpoint"
+            f"{folder.uri}/latest at an older checkpoint"
         )
     return blob.data
 
@@ -299,12 +219,12 @@ def write_rank(
         shards[f"{name}.pt"] = _write(folder, f"{ref.folder}/{name}.pt", buffer.getvalue())
     if data_state is not None:
         shards[DATA_STATE] = _write(folder, f"{ref.folder}/{DATA_STATE}", data_state)
-    folder.put(_done_key(ref, rank), _dump(Done(rank=rank, shards=shards)))
+    folder.put(_done_key(ref, rank), dump(Done(rank=rank, shards=shards)))
 
 
 def write_failure(folder: Folder, ref: CheckpointRef, rank: int, error: str) -> None:
     """Say that a rank cannot write its part, so that rank 0 need not wait for it."""
-    folder.put(_done_key(ref, rank), _dump(Done(rank=rank, shards={}, error=error)))
+    folder.put(_done_key(ref, rank), dump(Done(rank=rank, shards={}, error=error)))
 
 
 def _done_key(ref: CheckpointRef, rank: int) -> str:
@@ -349,7 +269,7 @@ def wait_done(
     for rank in range(world_size):
         key = _done_key(ref, rank)
         blob = folder.get(key)
-        done = _parse(Done, folder, key, b"" if blob is None else blob.data)
+        done = parse(Done, folder, key, b"" if blob is None else blob.data)
         if done.error is not None:
             raise StorageError(f"rank {rank}: {done.error}")
         twice = shards.keys() & done.shards.keys()
@@ -365,84 +285,13 @@ def wait_done(
     return shards
 
 
-def commit(
-    folder: Folder,
-    held: Claim,
-    plan: JobPlan,
-    ref: CheckpointRef,
-    shards: Mapping[str, Shard],
-) -> Claim:
-    """Make a written checkpoint count: its manifest, then `latest`. The claim goes on.
-
-    Raises StaleError where somebody else has claimed the run; `latest` is then left alone.
-    """
+def write_manifest(
+    folder: Folder, plan: JobPlan, ref: CheckpointRef, shards: Mapping[str, Shard]
+) -> bool:
+    """Write what makes a checkpoint whole. False: there is another one already."""
     assert DATA_STATE in shards, "a checkpoint without data state cannot be resumed"
     manifest = Manifest(job=plan.name, ref=ref, fingerprint=fingerprint(plan), shards=dict(shards))
-    if folder.put_if_absent(f"{ref.folder}/{MANIFEST}", _dump(manifest)) is None:
-        raise _lost(folder, held.latest.pair)
-    for _ in range(2):
-        older = [known for known in held.latest.checkpoints if known != ref]
-        kept = [ref, *older][: plan.spec.checkpoint.keep]
-        latest = held.latest.model_copy(update={"checkpoints": kept})
-        etag = folder.put_if_match(LATEST, _dump(latest), held.etag)
-        if etag is not None:
-            return Claim(latest=latest, etag=etag)
-        held = _renewed(folder, held)
-    raise _lost(folder, held.latest.pair)
-
-
-def _renewed(folder: Folder, held: Claim) -> Claim:
-    """The claim, if it is still ours: a commit whose answer was lost has moved the ETag itself."""
-    blob = folder.get(LATEST)
-    found = None if blob is None else _parse(Latest, folder, LATEST, blob.data)
-    if blob is None or found is None or found.holder != held.latest.holder:
-        raise _lost(folder, held.latest.pair)
-    return Claim(latest=found, etag=blob.etag)
-
-
-def _lost(folder: Folder, pair: Pair) -> StaleError:
-    return StaleError(
-        f"{folder.uri}/{LATEST}: a newer attempt.generation holds this run, {pair} is stale and "
-        "ends here"
-    )
-
-
-def prune(folder: Folder, held: Claim) -> int:
-    """Delete what `latest` no longer keeps and no newer pair can be writing; number of objects.
-
-    The holder calls it after a commit: that leaves the folders of its own step before, of older
-    pairs, and remains of saves that never counted.
-    """
-    newest = held.latest.checkpoints[0]
-    kept = {ref.folder for ref in held.latest.checkpoints}
-    doomed = [
-        key
-        for key in folder.list("step-")
-        if (ref := _ref_of(key)) is not None
-        and ref.folder not in kept
-        and _is_past(ref, newest, held.latest.pair)
-    ]
-    # Manifests first: a folder cut down halfway must not look whole.
-    doomed.sort(key=lambda key: not key.endswith(f"/{MANIFEST}"))
-    folder.delete(doomed)
-    return len(doomed)
-
-
-def _is_past(ref: CheckpointRef, newest: CheckpointRef, holder: Pair) -> bool:
-    pair = Pair(attempt=ref.attempt, generation=ref.generation)
-    return pair < holder or (pair == holder and ref.step < newest.step)
-
-
-def _ref_of(key: str) -> CheckpointRef | None:
-    parts = key.split("/")
-    try:
-        attempt, generation = parts[1].split(".")
-        return CheckpointRef(
-            step=int(parts[0].removeprefix("step-")), attempt=int(attempt),
-            generation=int(generation),
-        )  # fmt: skip
-    except (IndexError, ValueError):
-        return None  # not ours: left alone
+    return folder.put_if_absent(f"{ref.folder}/{MANIFEST}", dump(manifest)) is not None
 
 
 def _sha256(data: bytes) -> str:

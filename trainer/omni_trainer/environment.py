@@ -28,6 +28,8 @@ class RankEnvironment:
     world_size: int
     node: int
     pair: Pair
+    job_uid: str | None
+    """UID of the job in its cluster; None: started by `omni run`."""
     plan: Path
     sidecar: Path
     run_dir: Path
@@ -47,6 +49,7 @@ class RankEnvironment:
                 attempt=_number(env, names.ENV_ATTEMPT),
                 generation=_number(env, names.ENV_GENERATION),
             ),
+            job_uid=env.get(names.ENV_JOB_UID) or None,
             plan=Path(_text(env, names.ENV_PLAN)),
             sidecar=Path(_text(env, names.ENV_SIDECAR)),
             run_dir=Path(_text(env, names.ENV_RUN_DIR)),

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from omni_contract.errors import OmniError, SpecError, StaleError, UnavailableError
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
-from omni_trainer import checkpoint
-from omni_trainer.checkpoint import Claim, Manifest
+from omni_trainer import checkpoint, claims
+from omni_trainer.claims import Claim, Start
 from omni_trainer.data import DataClient, Interrupted
 from omni_trainer.device import Device
 from omni_trainer.environment import RankEnvironment
@@ -138,16 +138,17 @@ def _train(
     """Resume and train. True: it was told to end before the plan's end."""
     progress.update("restoring", 0)
     folder = Folder(plan.spec.checkpoint.uri, plan.spec.storage, attempts=_STORAGE_ATTEMPTS)
-    held, manifest = _claim(folder, plan, env)
+    held, start = _claim(folder, plan, env)
     step, state = 0, None
-    if manifest is not None:
+    if start.resume is not None:
+        source, manifest = folder.beside(start.resume.uri), start.resume.manifest
         step = manifest.ref.step
-        state = checkpoint.load_data_state(folder, manifest)
+        state = checkpoint.load_data_state(source, manifest)
         engine.load(
-            {name: checkpoint.load_object(folder, manifest, name) for name in engine.object_names()}
+            {name: checkpoint.load_object(source, manifest, name) for name in engine.object_names()}
         )
         if env.rank == 0:
-            where = f"{folder.uri}/{manifest.ref.folder}"
+            where = f"{source.uri}/{manifest.ref.folder}"
             records.write_event("resumed", f"resumed after step {step} from {where}", step=step)
 
     def report(outcome: SaveOutcome) -> None:
@@ -162,7 +163,7 @@ def _train(
         folder=folder,
         plan=plan,
         rank=env.rank,
-        pair=env.pair,
+        claim=start.claim,
         held=held,
         agree=agree,
         report=report,
@@ -206,20 +207,18 @@ def agree(number: int) -> int:
     return int(box)
 
 
-def _claim(
-    folder: Folder, plan: JobPlan, env: RankEnvironment
-) -> tuple[Claim | None, Manifest | None]:
-    """Rank 0 takes the run and reads what to resume from; the others are told.
+def _claim(folder: Folder, plan: JobPlan, env: RankEnvironment) -> tuple[Claim | None, Start]:
+    """Rank 0 takes the run and finds what to resume from; the others are told.
 
     Collective over the world. Where rank 0 raises, the others lose a peer.
     """
     held: Claim | None = None
-    answer: list[Mapping[str, object] | None] = [None]
+    answer: list[Mapping[str, object]] = [{}]
     if env.rank == 0:
-        held = checkpoint.claim(folder, plan, env.pair)
-        answer = [None if held.resume is None else held.resume.model_dump(mode="json")]
+        held = claims.claim(folder, plan, env.pair, job_uid=env.job_uid)
+        answer = [held.start.model_dump(mode="json")]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
-    return held, None if answer[0] is None else Manifest.model_validate(answer[0])
+    return held, Start.model_validate(answer[0])
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import Any
 from omni_contract.errors import OmniError, StaleError, StorageError, UnavailableError
 from omni_contract.plan import JobPlan
 from omni_contract.wire import LoaderState
-from omni_trainer import checkpoint
-from omni_trainer.checkpoint import CheckpointRef, Claim
-from omni_trainer.environment import Pair
+from omni_trainer import checkpoint, claims
+from omni_trainer.checkpoint import CheckpointRef
+from omni_trainer.claims import Claim
 from omni_trainer.storage import Folder
 
 PATIENCE_S = 600.0
@@ -48,7 +48,7 @@ class _Abandoned(Exception):
 
 
 class Saver:
-    """The saves of one rank. `held` is rank 0's claim, None on every other rank."""
+    """The saves of one rank under the claim of this number; `held` is it, on rank 0 only."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Saver:
         folder: Folder,
         plan: JobPlan,
         rank: int,
-        pair: Pair,
+        claim: int,
         held: Claim | None,
         agree: Agree,
         report: Report,
@@ -66,7 +66,7 @@ class Saver:
         self._folder = folder
         self._plan = plan
         self._rank = rank
-        self._pair = pair
+        self._claim = claim
         self._held = held
         self._agree = agree
         self._report = report
@@ -92,7 +92,7 @@ class Saver:
                 f"checkpoint of step {step}: the data service gave no state for it; it cannot be "
                 "resumed from and is not saved"
             )
-        ref = CheckpointRef(step=step, attempt=self._pair.attempt, generation=self._pair.generation)
+        ref = CheckpointRef(step=step, claim=self._claim)
         blob = state.blob if self._rank == 0 and state is not None else None
         self._thread = threading.Thread(
             target=self._run, args=(ref, objects, blob), name=f"save-{step}", daemon=True
@@ -118,7 +118,7 @@ class Saver:
             raise (
                 error
                 if isinstance(error, StaleError)
-                else StaleError(f"{self._folder.uri}: {self._pair} no longer holds this run")
+                else StaleError(f"{self._folder.uri}: this generation no longer holds the run")
             )
         self._failures += 1
         allowed = self._plan.spec.checkpoint.failed_saves
@@ -181,9 +181,9 @@ class Saver:
             self._folder, ref, self._plan.layout.world_size,
             patience_s=self._patience_s, pause=self._pause,
         )  # fmt: skip
-        self._held = checkpoint.commit(self._folder, self._held, self._plan, ref, shards)
+        self._held = claims.commit(self._folder, self._held, self._plan, ref, shards)
         try:
-            checkpoint.prune(self._folder, self._held)
+            claims.prune(self._folder, self._held)
         except StorageError as exc:
             return f"older checkpoints stay: {exc}"
         return None

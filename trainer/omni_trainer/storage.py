@@ -5,6 +5,7 @@ reads as one sentence; a lost race is a value, never an error.
 """
 
 import base64
+import copy
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
@@ -65,9 +66,7 @@ class Folder:
         attempts: int = 4,
         multipart_bytes: int = MULTIPART_BYTES,
     ) -> None:
-        self.uri = uri.rstrip("/")
-        self._bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
-        self._prefix = f"{prefix}/" if prefix else ""
+        self._go_to(uri)
         self._multipart_bytes = multipart_bytes
         self._transfer = TransferConfig(
             multipart_threshold=multipart_bytes,
@@ -85,6 +84,17 @@ class Folder:
                     retries={"mode": "standard", "total_max_attempts": attempts},
                 ),
             )
+
+    def _go_to(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def beside(self, uri: str) -> "Folder":
+        """Another folder of the same store, over the same connections."""
+        other = copy.copy(self)
+        other._go_to(uri)
+        return other
 
     def check_bucket(self) -> None:
         """Raise StorageError unless the bucket is there: some servers create it on a put."""

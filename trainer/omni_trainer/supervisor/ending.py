@@ -92,12 +92,8 @@ def conclude(
         return _end_of(end, part, Exit.ERROR, verdict.fault, end.message) if is_mine else None
     if exit_code == Exit.GAVE_UP and verdict is not None:
         return _end_of(end, part, Exit.GAVE_UP, verdict.fault, end.message)
-    if exit_code == Exit.STALE:
-        # The attempts of a job only grow, so the holder of the checkpoints is another job.
-        words = f"{end.message}; a job that was created anew needs a checkpoint.uri of its own"
-        return _end_of(end, part, Exit.STALE, FaultClass.START_ERROR, words)
-    if exit_code == Exit.USER:
-        return _end_of(end, part, Exit.USER, FaultClass.START_ERROR, end.message)
+    if exit_code in (Exit.USER, Exit.STALE):
+        return _end_of(end, part, Exit(exit_code), FaultClass.START_ERROR, end.message)
     return _end_of(end, part, Exit.ERROR, FaultClass.UNKNOWN, end.message)
 
 

@@ -166,7 +166,7 @@ def decide(
         )
 
     if cause.exit_code == Exit.STALE and cause.hang is None:
-        message = f"another attempt holds this run, so this one ended: {sentence}"
+        message = f"this run has another holder now, so this one ended: {sentence}"
         return verdict("end", Exit.STALE, message)
     decision = decide_restart(
         fault, step=step, history=history, spec=spec, where="in_pod", previous=previous
