@@ -294,6 +294,11 @@ def restart(job: str | None, wait: bool, **options: str | None) -> int:
             f"job {record.name} is suspended and has no pods to restart; "
             f"kubectl mmtj resume {record.name} starts it"
         )
+    if not record.status.attempt:
+        raise OmniError(
+            f"job {record.name} has no attempt yet, so there is nothing to restart; see why: "
+            f"kubectl mmtj status {record.name}"
+        )
     asked = datetime.now(UTC).isoformat(timespec="milliseconds")
     kubectl.run("annotate", JOBS, record.name, f"{names.ANNOTATION_RESTART}={asked}", "--overwrite")
     click.echo(

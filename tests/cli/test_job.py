@@ -373,6 +373,15 @@ def test_a_suspended_job_cannot_restart(kubectl: FakeKubectl, capsys: Capture) -
     assert "kubectl mmtj resume stamps" in said_on_failure(["restart"], capsys)
 
 
+def test_a_job_without_an_attempt_has_nothing_to_restart(
+    kubectl: FakeKubectl, capsys: Capture
+) -> None:
+    """Asked for now, the restart would follow the first attempt at once."""
+    kubectl.serve(a_job(status={}))
+    assert "job stamps has no attempt yet" in said_on_failure(["restart"], capsys)
+    assert len(kubectl.calls) == 1
+
+
 @pytest.mark.parametrize(
     "arguments", [["nap"], ["status", "--nap"], ["logs", "--all", "--previous-attempt"]]
 )
