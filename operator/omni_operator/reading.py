@@ -67,7 +67,8 @@ class Reader:
         if not status.attempt:
             return
         if memory.asked < status.attempt:
-            if not await self.read_placement(job, status.attempt, memory):
+            is_there = await self.read_placement(job, status.attempt, memory)
+            if not is_there and status.attempt > 1:
                 await self.read_placement(job, status.attempt - 1, memory)
             memory.asked = status.attempt
         if status.plan_hash is not None and self._view.plan(status.plan_hash) is None:

@@ -190,11 +190,16 @@ class Reconciler:
     async def _write(self, job: JobState, step: Step, memory: JobMemory) -> None:
         if step.needs_objects and step.plan is not None:
             await self._ensure_objects(job, step.plan, memory)
+        is_new = True
         for group in step.writes:
             if group:
-                await self._writer.write_group(job, group)
-        if step.placement is not None:
-            attempt = step.placement.attempt
+                is_new &= await self._writer.write_group(job, group)
+        if step.placement is None:
+            return
+        attempt = step.placement.attempt
+        if is_new:
+            memory.published = attempt
+        else:
             # Whoever was first has decided.
             await self._reader.read_placement(job, attempt, memory)
 
@@ -225,6 +230,9 @@ class Reconciler:
                 self._wake_all(await self._reader.read_job(job))
                 return 0
             memory.status_s = now_s
+            if step.status.attempt > job.status.attempt:
+                # Opened here and now: there is no placement of it to ask for.
+                memory.asked = step.status.attempt
         return again_s
 
     def _due_s(self, job: JobState, step: Step, memory: JobMemory) -> float:

@@ -53,23 +53,26 @@ class Writer:
         self._book = EventBook()
         self._asked: OrderedDict[tuple[str, int | None], None] = OrderedDict()
 
-    async def write_group(self, job: JobState, group: Sequence[Write]) -> None:
-        """Do writes side by side; after the first that fails none is begun. Raises what it said."""
+    async def write_group(self, job: JobState, group: Sequence[Write]) -> bool:
+        """Do writes side by side; after the first that fails none is begun. Raises what it said.
+        Returns whether all that was to be made is new."""
         waiting = iter(group)
         failures: list[ApiError | PodRefused] = []
+        are_new = []
 
         async def work() -> None:
             for write in waiting:
                 if failures:
                     return
                 try:
-                    await self._write(job, write)
+                    are_new.append(await self._write(job, write))
                 except (ApiError, PodRefused) as exc:
                     failures.append(exc)
 
         await asyncio.gather(*(work() for _ in range(min(len(group), self._max_at_once))))
         if failures:
             raise failures[0]
+        return all(are_new)
 
     async def write_status(self, job: JobState, status: JobStatus, now_s: float) -> None:
         """Write a status over the version of the job that it was decided from, and tell people what
@@ -119,15 +122,17 @@ class Writer:
         except ApiError as exc:
             _LOG.info("An Event was not written. job=%s error=%s", job.key, exc)
 
-    async def _write(self, job: JobState, write: Write) -> None:
+    async def _write(self, job: JobState, write: Write) -> bool:
+        """Returns whether it met no other object."""
         if isinstance(write, Create):
-            await self._create(job, write.kind, write.body)
-        elif isinstance(write, Patch):
+            return await self._create(job, write.kind, write.body)
+        if isinstance(write, Patch):
             await self._patch(job, write)
         elif isinstance(write, PatchStatus):
             await self._patch_status(job, write)
         else:
             await self._delete(job, write)
+        return True
 
     async def _patch(self, job: JobState, write: Patch) -> None:
         kind, namespace = write.kind, job.key.namespace
@@ -156,23 +161,25 @@ class Writer:
         if found is not None:
             self.see(write.kind, found, but=job.key)
 
-    async def _create(self, job: JobState, kind: Kind, body: Mapping[str, Any]) -> None:
+    async def _create(self, job: JobState, kind: Kind, body: Mapping[str, Any]) -> bool:
+        """Returns whether it is new."""
+        is_new = True
+        found: Raw | None
         try:
-            raw = await self._cluster.create(kind, body)
+            found = await self._cluster.create(kind, body)
         except AlreadyExists:
-            if kind not in (POD, WORKLOAD):
-                return
-            # Made before this process, or by one that still believes that it leads.
-            found = await self._cluster.get(kind, job.key.namespace, body["metadata"]["name"])
-            if found is None:
-                return
-            raw = found
+            is_new, found = False, None
+            if kind in (POD, WORKLOAD):
+                # Made before this process, or by one that still believes that it leads.
+                name = body["metadata"]["name"]
+                found = await self._cluster.get(kind, job.key.namespace, name)
         except Refused as exc:
             if kind is POD and _is_about_the_pod(exc):
                 raise PodRefused(body["metadata"]["name"], exc.message) from exc
             raise
-        if kind in (POD, WORKLOAD):
-            self.see(kind, raw, but=job.key)
+        if found is not None and kind in (POD, WORKLOAD):
+            self.see(kind, found, but=job.key)
+        return is_new
 
     async def _delete(self, job: JobState, write: Delete) -> None:
         """Once is enough: the answer does not say when the object is gone, only the watch does."""

@@ -35,6 +35,14 @@ def test_a_job_that_waits_for_room_shows_its_phase() -> None:
         assert world.cluster.find(JOB, "stamps")["status"]["phase"] == "Pending"
 
 
+def test_a_start_asks_for_nothing_that_this_process_decided_itself() -> None:
+    with World() as world:
+        world.apply(job())
+        world.pass_s(5)
+        world.pod(2)
+        assert {read[1] for read in world.cluster.reads} == {LEASE.plural}
+
+
 def test_a_quiet_reconcile_writes_nothing_and_reads_the_lease_only() -> None:
     with World() as world:
         world.apply(job())
