@@ -37,7 +37,6 @@ _OPTIONS: Final = {
 _STAGES: Final = (
     "node/fast/node-initialize.yaml",
     "pod/fast/pod-ready.yaml",
-    "pod/fast/pod-complete.yaml",
     "pod/fast/pod-delete.yaml",
 )
 _DELAYS: Final = {
