@@ -1,0 +1,1 @@
+"""Measurements that are too long for tests. Each writes its figures into out/bench."""
