@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 PROJECTS := contract planner operator dataloader trainer cli
 PACKAGES := $(foreach project,$(PROJECTS),$(project)/omni_$(project))
 
-.PHONY: setup demo test cluster-bin test-cluster chaos-operator dev-cluster lint verify manifests clean help
+.PHONY: setup demo test cluster-bin test-cluster chaos-operator bench-operator dev-cluster lint verify manifests clean help
 
 setup: $(STAMP) ## Install everything into .venv (under 2 s when nothing changed)
 
@@ -48,12 +48,16 @@ test-cluster: cluster-bin ## Test the operator on a real control plane with simu
 chaos-operator: cluster-bin ## Break everything at random under many jobs for MINUTES=30 (SEED=n); logs in out/chaos
 	$(BIN)/python -m tests.cluster.chaos $(if $(MINUTES),--minutes=$(MINUTES)) $(if $(SEED),--seed=$(SEED))
 
+bench-operator: setup ## Measure the operator on 1,000 simulated nodes beside JobSet; figures in out/bench
+	@$(MAKE) --no-print-directory cluster-bin PEERS=1
+	$(BIN)/python -m benchmarks.operator.main $(ARGS)
+
 dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16)
 	$(BIN)/python -m tests.cluster.dev $(if $(NODES),--nodes=$(NODES))
 
 lint: setup ## Check style, types and import layers
-	$(BIN)/ruff check $(PACKAGES) tests
-	$(BIN)/ruff format --check $(PACKAGES) tests
+	$(BIN)/ruff check $(PACKAGES) benchmarks tests
+	$(BIN)/ruff format --check $(PACKAGES) benchmarks tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --cache-dir .cache/import_linter
 
@@ -65,7 +69,7 @@ manifests: setup ## Write the CRD and the JSON schema from the job spec
 
 clean: ## Remove what the other targets wrote, but keep .venv
 	rm -rf out .cache
-	find $(PROJECTS) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PROJECTS) benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
