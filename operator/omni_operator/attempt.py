@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from omni_contract.faults import FAULTS
 from omni_contract.names import ANNOTATION_RESTART, TRAINER_CONTAINER, Exit
 from omni_contract.plan import JobPlan
-from omni_contract.records import History
+from omni_contract.records import History, JobHeartbeat
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import ExcludedNode, Incident, JobStatus, read_time, write_time
 from omni_operator.case import Case
@@ -204,6 +204,31 @@ def find_hang(case: Case) -> tuple[PodFault | None, float | None]:
     return fault, None
 
 
+def find_parting(case: Case) -> tuple[PodFault | None, float | None]:
+    """Supervisors that lost each other and wait for another attempt, as only the heartbeat tells;
+    else the seconds until that is believed. Whatever took one of them down may still be told."""
+    observed, progress = case.observed, case.observed.progress
+    if progress is None or not case.status.holds("Running") or not observed.watch_is_healthy:
+        return None, None
+    beat = progress.heartbeat
+    has_parted = beat.attempt == case.status.attempt and beat.last_fault is FaultClass.RENDEZVOUS
+    if not has_parted or _was_mended_in_place(case.status, beat):
+        return None, None
+    since_s = max(progress.fault_since_s, progress.step_since_s)
+    left_s = since_s + _SETTLE_S - observed.now_s
+    if left_s > 0 or _is_a_node_in_doubt(case):
+        return None, max(left_s, 1.0)
+    fault = PodFault(
+        fault=FaultClass.RENDEZVOUS,
+        pod="",
+        index=None,
+        node=None,
+        time_s=since_s,
+        message=beat.last_message or "the supervisors lost each other",
+    )
+    return fault, None
+
+
 def withdraw(case: Case, index: int, message: str) -> Step:
     """Give the attempt up before it ran, because a slot of it is taken."""
     placement, now_s = case.observed.placement, case.observed.now_s
@@ -301,10 +326,24 @@ def _may_be_a_consequence(cause: PodFault, case: Case) -> bool:
     when a node that is not ready counts as lost."""
     if cause.fault is not FaultClass.RENDEZVOUS or cause.exit_code != Exit.PEER_LOST:
         return False
+    return case.observed.now_s < cause.time_s + _SETTLE_S or _is_a_node_in_doubt(case)
+
+
+def _is_a_node_in_doubt(case: Case) -> bool:
+    """Whether a node of the attempt may yet count as lost."""
     observed, placement = case.observed, case.observed.placement
     nodes = {placed.node for placed in placement.pods} if placement is not None else set()
-    return observed.now_s < cause.time_s + _SETTLE_S or any(
-        lost_in_s(node, observed, case.spec) is not None for node in nodes
+    return any(lost_in_s(node, observed, case.spec) is not None for node in nodes)
+
+
+def _was_mended_in_place(status: JobStatus, beat: JobHeartbeat) -> bool:
+    """Whether what a heartbeat tells is what its generation was started for, as a rule may say."""
+    return any(
+        incident.action is RestartAction.RESTART_IN_PLACE
+        and (incident.attempt, incident.generation) == (beat.attempt, beat.generation - 1)
+        and incident.fault is beat.last_fault
+        and incident.message.startswith(clip(beat.last_message))
+        for incident in status.incidents
     )
 
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_operator import ending
-from omni_operator.attempt import answer, begin, end_late, find_hang, respond, withdraw
+from omni_operator.attempt import (
+    answer,
+    begin,
+    end_late,
+    find_hang,
+    find_parting,
+    respond,
+    withdraw,
+)
 from omni_operator.case import Case, read_file
 from omni_operator.faults import find, next_look_s, released_since_s
 from omni_operator.gang import find_taken
@@ -81,14 +89,16 @@ def _run(case: Case, placement: JobPlacement) -> Step:
     late = end_late(case)
     if late is not None:
         return late
+    parting, parts_in_s = find_parting(case)
     hang, hangs_in_s = find_hang(case)
-    if hang is not None:
-        return answer(case, hang, [hang])
+    if (found := parting or hang) is not None:
+        return answer(case, found, [found])
     status = case.look()
     ends = end_strangers(case, placement)
     is_running = status.holds("Running")
     times = [
         next_look_s(observed, spec),
+        parts_in_s,
         hangs_in_s,
         case.settings.progress_poll_s if is_running else _STARTING_S,
     ]

@@ -146,6 +146,8 @@ class Progress:
     """When the Lease was last seen to be renewed."""
     step_since_s: float
     """When (attempt, generation, phase, step) last changed."""
+    fault_since_s: float
+    """When (attempt, generation, fault told) last changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,6 +229,9 @@ class View:
             step_since_s=old.step_since_s
             if old is not None and _stage(old.heartbeat) == _stage(heartbeat)
             else now_s,
+            fault_since_s=old.fault_since_s
+            if old is not None and _told(old.heartbeat) == _told(heartbeat)
+            else now_s,
         )
 
     def note_admission(self, uid: str, admission: Admission | None) -> frozenset[JobKey]:
@@ -248,6 +251,7 @@ class View:
                 progress,
                 renewed_s=progress.renewed_s + seconds,
                 step_since_s=progress.step_since_s + seconds,
+                fault_since_s=progress.fault_since_s + seconds,
             )
 
     def forget(self, uid: str) -> None:
@@ -437,3 +441,9 @@ def _is_true(condition: Condition | None) -> bool:
 
 def _stage(heartbeat: JobHeartbeat) -> tuple[int, int, str, int]:
     return (heartbeat.attempt, heartbeat.generation, heartbeat.phase, heartbeat.step)
+
+
+def _told(heartbeat: JobHeartbeat) -> tuple[int, int, str | None, str]:
+    return (
+        heartbeat.attempt, heartbeat.generation, heartbeat.last_fault, heartbeat.last_message,
+    )  # fmt: skip

@@ -27,6 +27,7 @@ Act = Literal[
     "nodes.taint",
     "nodes.cordon",
     "stop_heartbeat",
+    "part",
     "fill_node",
 ]
 
@@ -388,6 +389,13 @@ ROWS: Final = (
         fault=_F.HANG,
         act="stop_heartbeat",
         action=_A.RESTART_IN_PLACE,
+        counter="infrastructure",
+    ),
+    Row(
+        case="supervisors-wait-for-another-attempt",  # only the heartbeat says so
+        fault=_F.RENDEZVOUS,
+        act="part",
+        action=_A.RESTART_JOB,
         counter="infrastructure",
     ),
     Row(

@@ -37,6 +37,8 @@ LONG_S: Final = 120.0
 """All cells are played at once on few cores."""
 HANG_S: Final = 180.0
 """The operator leaves the supervisors a minute to see a hang themselves."""
+_OF_ALL: Final = ("stop_heartbeat", "part")
+"""What befalls supervisors that run."""
 _PATIENT: Final = {"nodeLostAfterSeconds": 60, "readyAfterSeconds": 900, "hangAfterSeconds": 600}
 _LIMITS: Final[Mapping[str, Mapping[str, float]]] = {
     "pods.wait_in_container": {"readyAfterSeconds": 25},
@@ -198,7 +200,7 @@ class Actor:
             name = name_of(self.job.pod(self._index))
             self.job.act.start(name)
             yield self._wait("a pod running", lambda: self._is_running(self.job.pod(self._index)))
-        elif self.row.act == "stop_heartbeat":
+        elif self.row.act in _OF_ALL:
             yield self._run_in(1)
 
     def _restart(self) -> Story[None]:
@@ -217,7 +219,7 @@ class Actor:
         else:
             self.job.act.end_container(other, exit_code=1, container=TRAINER_CONTAINER)
         yield self._wait("a new pod bound", lambda: self._is_bound_in(2))
-        if self.row.act == "stop_heartbeat":
+        if self.row.act in _OF_ALL:
             yield self._run_in(2)
 
     @property
@@ -260,6 +262,8 @@ class Actor:
         if row.act == "fill_node":
             if self.cell.stage == "restarting":
                 self._fill(planned_node(victim))
+        elif row.act == "part":
+            self.job.beat(step=5, last_fault=row.fault, last_message="node 1 left")
         elif owner == "pods":
             if method in ("evict", "disrupt", "delete"):
                 self.job.act.terminate_slowly(pod, 2)  # as a kubelet takes its time

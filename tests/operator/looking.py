@@ -130,6 +130,7 @@ class Scene:
             heartbeat=JobHeartbeat.model_validate(beat | {"step": step}),
             renewed_s=now_s,
             step_since_s=now_s - stands_s,
+            fault_since_s=now_s - stands_s,
         )
 
 

@@ -308,6 +308,56 @@ def test_a_hang_that_nobody_in_the_pods_sees_restarts_them_in_place() -> None:
         assert not set(world.nodes_of()) & set(before)
 
 
+def part(world: World, **fields: Any) -> None:
+    """Rank 0's pod says that the supervisors lost each other."""
+    told = {"last_fault": FaultClass.RENDEZVOUS, "last_message": "node 3 left"}
+    world.beat(**({"step": 5} | told | fields))
+
+
+def test_supervisors_that_lost_each_other_and_wait_get_a_new_attempt() -> None:
+    with World() as world:
+        run(world)
+        before = world.nodes_of()
+        world.pass_s(15)
+        part(world)
+        world.pass_s(10)
+        assert world.status().attempt == 1
+        world.pass_s(20)
+        status = world.status()
+        assert (status.attempt, status.opened_by) == (2, RestartAction.RESTART_JOB)
+        assert status.incidents[-1].fault is FaultClass.RENDEZVOUS
+        assert "node 3 left" in status.incidents[-1].message
+        assert status.budget.infrastructure == 1
+        assert not set(world.nodes_of()) & set(before)
+        world.pass_s(60)
+        assert world.status().attempt == 2, "the heartbeat of an older attempt says nothing"
+
+
+def test_what_took_supervisors_apart_is_told_before_that_they_parted() -> None:
+    with World() as world:
+        run(world)
+        world.pass_s(15)
+        part(world)
+        world.pass_s(2)
+        world.kill_node(str(world.pod(3)["spec"]["nodeName"]))
+        world.pass_s(60)
+        status = world.status()
+        assert [incident.fault for incident in status.incidents] == [FaultClass.NODE_LOST]
+        assert (status.attempt, status.phase) == (2, "Running")
+
+
+def test_supervisors_that_met_again_in_place_have_not_parted() -> None:
+    with World() as world:
+        run(world)
+        spent = History(infrastructure_restarts=1, restarts_without_progress=1, highest_step=5)
+        part(world, generation=1, phase="starting", history=spent)
+        world.pass_s(60)
+        assert (world.status().attempt, world.status().generation) == (1, 1)
+        part(world, generation=1, history=spent, last_message="node 1 left")
+        world.pass_s(30)
+        assert world.status().attempt == 2, "they parted once more"
+
+
 def test_a_job_that_never_says_a_word_hangs() -> None:
     with World() as world:
         world.apply(job(restart={"startAfterSeconds": 200}))

@@ -28,7 +28,7 @@ from tests.cluster.fault_matrix import ROWS, Row
 from tests.operator.looking import Scene, running_job
 
 F = FaultClass
-OF_RECORDS = [row for row in ROWS if row.act not in ("stop_heartbeat", "fill_node")]
+OF_RECORDS = [row for row in ROWS if row.act not in ("stop_heartbeat", "part", "fill_node")]
 """The other two are seen in no record of a pod: `attempt` finds them."""
 ATTEMPT = 3
 HIT = 2
