@@ -127,7 +127,10 @@ def refuse_for_quota(case: Case, message: str) -> Step:
 
 def refuse_for_good(case: Case, name: str, message: str) -> Step:
     """What follows when the API server takes an object of the job under no circumstances."""
-    said = f"the API server refused {name}: {message}; mend podTemplate or what refuses it"
+    said = (
+        f"the API server refused {name}: {message}; mend podTemplate or what refuses it, and "
+        "create the job anew"
+    )
     return case.transition(fail(case.status, case.observed, "StartError", said))
 
 

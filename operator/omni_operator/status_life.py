@@ -176,7 +176,9 @@ def _end(status: JobStatus, observed: Observed, type_: str, reason: str, message
     status = with_goodput(status, observed.now_s)
     status = set_condition(status, type_, True, reason, message, observed=observed)
     waited = [one for one in ("Placed", "GangReady") if not status.holds(one)]
-    return _stop(status, observed, type_, f"the job is {type_}: {message}", *waited)
+    return _stop(
+        status, observed, type_, f"the job is {type_}; condition {type_} says why", *waited
+    )
 
 
 def _stop(

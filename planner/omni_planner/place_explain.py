@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from omni_planner.place_fit import Fit, most_whole
-from omni_planner.place_types import ClusterNode, NoPlacement, Request, by_domain
+from omni_planner.place_types import ClusterNode, NoPlacement, Request, by_domain, path_name
 
 
 def unknown_level(request: Request) -> NoPlacement | None:
@@ -60,7 +60,7 @@ def _best(request: Request, fit: Fit, free: Sequence[ClusterNode]) -> str:
     best = max(domains, key=lambda domain: (whole[domain], len(domains[domain])))
     have = _have(len(free))
     if request.job_within is not None:
-        have += f", but the best {request.job_within}, {'/'.join(best)}, has {len(domains[best])}"
+        have += f", but the best {request.job_within}, {path_name(best)}, has {len(domains[best])}"
     if request.group_within is None or len(domains[best]) < fit.num_nodes:
         return have
     have += f", with room for {whole[best]} of {_count(len(fit.sizes), 'group')}"

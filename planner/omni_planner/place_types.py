@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 OnUnsatisfied = Literal["Wait", "Relax", "Fail", "Shrink"]
@@ -145,6 +146,10 @@ def _common_domain(nodes: list[ClusterNode]) -> str | None:
     for names in zip(*(node.path for node in nodes), strict=True):
         if len(set(names)) > 1 or not names[0]:
             break
-        if shared[-1:] != [names[0]]:  # A rack of one block often bears its name.
-            shared.append(names[0])
-    return "/".join(shared) or None
+        shared.append(names[0])
+    return path_name(shared) or None
+
+
+def path_name(path: Iterable[str]) -> str:
+    """A domain as people are told of it: a name that levels in a row share is said once."""
+    return "/".join(name for name, _ in groupby(path))

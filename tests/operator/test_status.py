@@ -209,7 +209,7 @@ def test_a_job_that_ends_while_it_waits_looks_for_no_nodes() -> None:
     failed = fail(opened(scene), scene.look(), "StartError", "the API server refused a pod")
     for type_ in ("Placed", "GangReady"):
         assert said(failed, type_) == ("False", "Failed")
-        assert message(failed, type_) == "the job is Failed: the API server refused a pod"
+        assert message(failed, type_) == "the job is Failed; condition Failed says why"
     assert said(fail(released(scene), scene.look(), "UserLimit", ""), "Placed")[0] == "True"
 
 
