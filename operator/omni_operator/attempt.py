@@ -31,13 +31,14 @@ _UNSCHEDULABLE_S = 30.0
 _REFUSED_S = 600.0
 """A node that took no pod, whatever it is short of, is left out this long."""
 _NUM_EXCLUDED = 64
+_ASKED_CHARACTERS = 256
 _NEW_PODS = (RestartAction.REPLACE_POD, RestartAction.RESTART_GROUP)
 
 
 def begin(case: Case) -> Step | None:
     """The first attempt, the one after a suspension, and one that somebody asks for."""
-    status, observed = case.status, case.observed
-    asked = observed.job.annotations.get(ANNOTATION_RESTART)
+    status = case.status
+    asked = _asked(case)
     if not status.attempt:
         return _open(case, None)
     if is_queued(case):
@@ -285,9 +286,14 @@ def _open(
         message=message,
     )
     # Whoever asked for a restart has got one, whatever it was for.
-    asked = observed.job.annotations.get(ANNOTATION_RESTART)
-    opened = opened.model_copy(update={"restart_handled": asked})
+    opened = opened.model_copy(update={"restart_handled": _asked(case)})
     return case.transition(opened, plan)
+
+
+def _asked(case: Case) -> str | None:
+    """What the annotation says that asks for a restart, as far as a status can hold it."""
+    said = case.observed.job.annotations.get(ANNOTATION_RESTART)
+    return None if said is None else said[:_ASKED_CHARACTERS]
 
 
 def _to_act_upon(case: Case) -> Iterator[PodFault]:

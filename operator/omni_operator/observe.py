@@ -15,7 +15,8 @@ from omni_operator.state import ContainerState, JobKey, JobState, NodeState, Pod
 _COUNTED: Final = frozenset({"attempt", "generation", "restarts", "budget", "activeSeconds"})
 """Fields of a status that decisions count on: guessing them would count twice or start anew."""
 _SCALES: Final = {
-    "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
 _PHASES: Final = ("Pending", "Running", "Succeeded", "Failed")
 _NOTHING: Final[Mapping[str, int]] = {}
@@ -245,7 +246,7 @@ def _extended(quantities: Mapping[str, Any]) -> Mapping[str, int]:
 def _count(quantity: str | int) -> int:
     """Extended resources are whole numbers; the API server may still write 1000 as `1k`."""
     text = str(quantity)
-    digits = text.rstrip("kKMGi")
+    digits = text.rstrip("kKMGTPEi")
     return int(Decimal(digits)) * _SCALES.get(text[len(digits) :], 1)
 
 

@@ -37,6 +37,8 @@ class JobMemory:
     acted upon: after a crash another one would be chosen."""
     asked: int = 0
     """Newest attempt whose placement was asked for."""
+    tidied: int = 0
+    """Newest attempt whose placement is of no use any more and was deleted."""
     plan_hash: str | None = None
     objects_s: float = 0.0
     """When the objects that pods need were made sure of, for that plan."""

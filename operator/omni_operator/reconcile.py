@@ -29,6 +29,8 @@ from omni_operator.writing import PodRefused, Told, Writer
 _LOG: Final = logging.getLogger(__name__)
 _TROUBLE_S: Final = 30.0
 """A Workload that could not be written is tried again so much later."""
+_NUM_TIDIED: Final = 8
+"""Old placements that a new process looks for: those that one before it had no time to delete."""
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
 
@@ -194,6 +196,8 @@ class Reconciler:
         for group in step.writes:
             if group:
                 is_new &= await self._writer.write_group(job, group)
+        if step.needs_objects and job.status.holds("GangReady"):
+            await self._tidy(job, memory)
         if step.placement is None:
             return
         attempt = step.placement.attempt
@@ -202,6 +206,14 @@ class Reconciler:
         else:
             # Whoever was first has decided.
             await self._reader.read_placement(job, attempt, memory)
+
+    async def _tidy(self, job: JobState, memory: JobMemory) -> None:
+        """Keep the placements of this attempt and of the one before it."""
+        newest = job.status.attempt - 2
+        if memory.tidied < newest:
+            oldest = max(memory.tidied, newest - _NUM_TIDIED) + 1
+            memory.tidied = newest
+            await self._writer.delete_placements(job, range(oldest, newest + 1))
 
     async def _ensure_objects(self, job: JobState, plan: JobPlan, memory: JobMemory) -> None:
         """Once for a plan and process, and again now and then, as people delete things."""

@@ -28,6 +28,10 @@ class Versions:
         self._seen[uid] = number
         return True
 
+    def is_older(self, uid: str, other: str) -> bool:
+        """Whether an object was last seen before another one of its name, and so was before it."""
+        return self._seen.get(uid, -1) < self._seen.get(other, -1)
+
     def end(self, uid: str) -> bool:
         """Take note of an object's end. False where it was not known."""
         self._ended[uid] = None

@@ -67,7 +67,8 @@ class View:
         self._versions = {kind: Versions() for kind in (JOB, POD, NODE, WORKLOAD)}
         self._jobs: dict[JobKey, JobState] = {}
         self._unreadable: dict[JobKey, StatusError] = {}
-        self._key_of: dict[str, JobKey] = {}
+        self._key_of: dict[str, JobKey] = {}  # by job uid
+        self._uid_at: dict[JobKey, str] = {}
         self._waiting: set[JobKey] = set()
         self._pods: dict[str, dict[str, PodState]] = {}  # by job uid, by pod uid
         self._nodes: dict[str, NodeState] = {}
@@ -279,10 +280,12 @@ class View:
     def _see_job(self, raw: Raw) -> frozenset[JobKey]:
         key, uid = key_of(raw), raw["metadata"]["uid"]
         freed = _NOBODY
-        known = self._jobs.get(key)
-        if known is not None and known.uid != uid:
-            freed = self._drop(JOB, known.uid)
-        self._key_of[uid] = key
+        known = self._uid_at.get(key, uid)
+        if known != uid:
+            if not self._replaces(JOB, known, uid):
+                return _NOBODY
+            freed = self._drop_job(known)
+        self._key_of[uid], self._uid_at[key] = key, uid
         try:
             job = read_job(raw)
         except StatusError as exc:
@@ -299,6 +302,14 @@ class View:
             freed |= self.release(uid)
         return freed | {key}
 
+    def _replaces(self, kind: Kind, known: str, uid: str) -> bool:
+        """Whether an object took the place of a known one of its name; else it is the one before
+        it, of which something is told late. The older one has ended, whatever more is told."""
+        versions = self._versions[kind]
+        is_late = versions.is_older(uid, known)
+        versions.end(uid if is_late else known)
+        return not is_late
+
     def _see_pod(self, raw: Raw) -> frozenset[JobKey]:
         pod = read_pod(raw)
         claim = None
@@ -312,6 +323,9 @@ class View:
 
     def _see_node(self, raw: Raw) -> frozenset[JobKey]:
         node = read_node(raw)
+        known = self._nodes.get(node.name, node)
+        if known.uid != node.uid and not self._replaces(NODE, known.uid, node.uid):
+            return _NOBODY
         if self._nodes.get(node.name) == node:
             return _NOBODY  # It only said that it is alive.
         self._nodes[node.name] = node
@@ -341,6 +355,7 @@ class View:
         key = self._key_of.pop(uid, None)
         if key is None:
             return _NOBODY
+        del self._uid_at[key]
         self._jobs.pop(key, None)
         self._unreadable.pop(key, None)
         self._waiting.discard(key)

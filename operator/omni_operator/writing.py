@@ -4,14 +4,16 @@ watch tells of it later than the next decision is made."""
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from omni_contract.plan import JobPlan
 from omni_contract.status import JobStatus
 from omni_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Raw, Refused
-from omni_operator.kinds import EVENT, JOB, POD, WORKLOAD, Kind, kind_of
+from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, POD, WORKLOAD, Kind, kind_of
 from omni_operator.notes import EventBook, Note, notes_between
+from omni_operator.observe import owner_uid
+from omni_operator.render import ObjectNames
 from omni_operator.render_objects import render_objects
 from omni_operator.state import JobKey, JobState
 from omni_operator.steps import Create, Delete, Patch, PatchStatus, Write
@@ -101,11 +103,25 @@ class Writer:
         )
         await self._cluster.apply(objects.role_binding)  # 404 as long as its role is not there
 
+    async def delete_placements(self, job: JobState, attempts: Iterable[int]) -> None:
+        """Delete the placements of attempts where there are any. No job waits for that."""
+        await asyncio.gather(*(self._delete_placement(job, attempt) for attempt in attempts))
+
     def see(self, kind: Kind, raw: Raw, *, but: JobKey) -> None:
         """Tell the view an answer, and wake the other jobs that it concerns."""
         for key in self._view.see(kind, "MODIFIED", raw):
             if key != but:
                 self._wake(key)
+
+    async def _delete_placement(self, job: JobState, attempt: int) -> None:
+        namespace, name = job.key.namespace, ObjectNames.of(job).placement(attempt)
+        try:
+            found = await self._cluster.get(CONFIG_MAP, namespace, name)
+            if found is not None and owner_uid(found) == job.uid:
+                uid = found["metadata"]["uid"]
+                await self._cluster.delete(CONFIG_MAP, namespace, name, uid=uid)
+        except ApiError as exc:
+            _LOG.info("A placement was not deleted. job=%s name=%s error=%s", job.key, name, exc)
 
     async def _tell(self, job: JobState, note: Note, now_s: float) -> None:
         write = self._book.write_of(job, note, now_s)
@@ -173,6 +189,8 @@ class Writer:
                 # Made before this process, or by one that still believes that it leads.
                 name = body["metadata"]["name"]
                 found = await self._cluster.get(kind, job.key.namespace, name)
+                if found is not None and owner_uid(found) != job.uid:
+                    raise _stands_in_the_way(kind, name) from None
         except Refused as exc:
             if kind is POD and _is_about_the_pod(exc):
                 raise PodRefused(body["metadata"]["name"], exc.message) from exc
@@ -205,6 +223,13 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         elif before != value:
             patch[key] = value
     return patch
+
+
+def _stands_in_the_way(kind: Kind, name: str) -> PodRefused | Refused:
+    message = f"there is a {kind.kind} {name} that is not of this job; delete it"
+    if kind is POD:
+        return PodRefused(name, message)
+    return Refused(reason="AlreadyExists", message=message, code=409)
 
 
 def _is_about_the_pod(refusal: Refused) -> bool:

@@ -289,6 +289,15 @@ def test_restarts_in_place_are_taken_over_and_counted_once() -> None:
         assert status.opened_by is RestartAction.REPLACE_POD
 
 
+def test_a_restart_asked_for_with_more_words_than_a_status_holds_is_done_once() -> None:
+    with World() as world:
+        run(world)
+        asked = {ANNOTATION_RESTART: "because " * 100}
+        world.edit("stamps", lambda raw: raw["metadata"].update(annotations=asked))
+        world.pass_s(20)
+        assert (world.status().attempt, world.status().phase) == (2, "Running")
+
+
 def test_a_hang_that_nobody_in_the_pods_sees_restarts_them_in_place() -> None:
     with World() as world:
         run(world, restart={"hangAfterSeconds": 100})

@@ -203,10 +203,11 @@ def container(gpus: int | str, *, sidecar: bool = False) -> dict[str, Any]:
         ([container("2", sidecar=True), container("5")], [4], 7),
         ([container("5"), container("2", sidecar=True)], [4], 6),
         ([], ["1k"], 1000),
+        ([], ["2Ti"], 2 * 2**40),
         ([], ["1Ki"], 1024),
     ],
     ids=["containers add", "sidecars add", "init peak", "init after sidecar", "init before sidecar",
-         "k", "Ki"],
+         "k", "Ti", "Ki"],
 )  # fmt: skip
 def test_a_pod_holds_the_most_it_needs_at_any_time(
     init: list[dict[str, Any]], main: list[int | str], held: int

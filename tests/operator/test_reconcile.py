@@ -43,6 +43,59 @@ def test_a_start_asks_for_nothing_that_this_process_decided_itself() -> None:
         assert {read[1] for read in world.cluster.reads} == {LEASE.plural}
 
 
+def test_a_pod_of_somebody_else_with_the_name_of_one_of_the_job_is_named() -> None:
+    with World() as world:
+        world.apply(job())
+        uid = world.cluster.find(JOB, "stamps")["metadata"]["uid"]
+        name = f"stamps-{uid[:5]}-1-0"
+        meta = {"name": name, "namespace": "default"}
+        spec: dict[str, object] = {"containers": []}
+        world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        world.pass_s(5)
+        assert world.condition("Failed") == ("True", "StartError")
+        assert f"there is a Pod {name} that is not of this job" in world.message("Failed")
+        assert world.pods() == []
+
+
+def placements(world: World) -> list[str]:
+    """Attempts of which a placement is kept."""
+    names = [name for name in world.cluster.names(CONFIG_MAP) if "-placement-" in name]
+    return [name.rpartition("-")[2] for name in names]
+
+
+def test_placements_of_attempts_long_over_are_deleted() -> None:
+    with World() as world:
+        world.apply(job(restart={"limit": 10, "noProgressLimit": 10}))
+        world.pass_s(5)
+        world.beat(step=1)
+        for step in range(2, 6):
+            assert placements(world) == [str(n) for n in range(max(1, step - 2), step)]
+            world.cluster.end_container(world.pod_name(1), exit_code=1)
+            world.pass_s(5)
+            world.beat(step=step)
+            world.pass_s(5)
+        assert placements(world) == ["4", "5"]
+
+
+def test_an_operator_that_could_not_delete_placements_leaves_them_to_the_next() -> None:
+    with World() as world:
+        no = Refused(reason="Forbidden", message="no right to delete", code=403)
+        world.cluster.refuses = lambda verb, kind, name: (
+            no if (verb, kind) == ("delete", CONFIG_MAP) else None
+        )
+        world.apply(job(restart={"limit": 10, "noProgressLimit": 10}))
+        for step in range(1, 4):
+            world.pass_s(5)
+            world.beat(step=step)
+            world.cluster.end_container(world.pod_name(1), exit_code=1)
+        world.pass_s(5)
+        assert (world.status().phase, placements(world)) == ("Running", ["1", "2", "3", "4"])
+        world.cluster.refuses = lambda verb, kind, name: None
+        world.restart()
+        world.pass_s(5)
+        assert placements(world) == ["3", "4"]
+
+
 def test_a_quiet_reconcile_writes_nothing_and_reads_the_lease_only() -> None:
     with World() as world:
         world.apply(job())

@@ -66,6 +66,43 @@ def test_old_news_changes_nothing(view: View) -> None:
     assert view.see_job("MODIFIED", job(version=1)) == set()
 
 
+def test_what_is_told_late_of_an_older_job_leaves_the_one_of_now_alone() -> None:
+    """Events of two objects come in any order, and answers to writes later still."""
+    view = View()
+    view.see_job("ADDED", job(version=5))
+    view.see_job("ADDED", job(uid="job-9", version=12))
+    view.see_job("MODIFIED", job(version=10))
+    view.see_job("DELETED", job(version=11))
+    assert observe(view, TRAIN).job.uid == "job-9"
+
+
+def test_an_older_job_that_is_told_of_only_after_the_newer_one_is_over() -> None:
+    view = View()
+    view.see_job("ADDED", job(uid="job-9", version=12))
+    assert view.see_job("MODIFIED", job(version=10)) == set()
+    assert view.see_job("MODIFIED", job(version=11)) == set()
+    assert observe(view, TRAIN).job.uid == "job-9"
+
+
+def test_the_late_end_of_a_job_that_could_not_be_read_ends_no_other() -> None:
+    view = View()
+    view.see_job("ADDED", job(version=5, status={"attempt": "many"}))
+    view.see_job("ADDED", job(uid="job-9", version=12))
+    view.see_job("DELETED", job(version=11))
+    assert observe(view, TRAIN).job.uid == "job-9"
+
+
+def test_the_late_end_of_an_older_node_ends_no_other(view: View) -> None:
+    older, newer = node(version=5), node(version=12)
+    older["metadata"]["uid"], newer["metadata"]["uid"] = "node-1", "node-9"
+    view.see_node("ADDED", older)
+    view.see_node("ADDED", newer)
+    older["metadata"]["resourceVersion"] = "10"
+    view.see_node("MODIFIED", older)
+    view.see_node("DELETED", older)
+    assert [found.uid for found in observe(view).nodes.values()] == ["node-9"]
+
+
 def test_versions_are_compared_as_numbers(view: View) -> None:
     view.see_pod("MODIFIED", pod(version=9, phase="Pending"))
     assert view.see_pod("MODIFIED", pod(version=10)) == {TRAIN}
