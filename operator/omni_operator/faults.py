@@ -202,7 +202,7 @@ class _Look:
             said, since_s = describe_loss(placed.node, self.observed)
             message = f"the node {said}, and no step is made"
             return _Finding(fault=FaultClass.NODE_LOST, time_s=since_s, message=message)
-        own = self._missing() if pod is None else self._of_pod(pod)
+        own = self._missing(placed) if pod is None else self._of_pod(pod)
         why = wants_pods_off(placed.node, self.observed, self.spec)
         if why is not None and (own is None or own.fault not in _OWN_CAUSE):
             return _Finding(
@@ -222,7 +222,11 @@ class _Look:
         )
         return self.released_s is not None and not is_done
 
-    def _missing(self) -> _Finding:
+    def _missing(self, placed: PlacedPod) -> _Finding:
+        if placed.node not in self.observed.nodes:  # its pods are collected, however well it went
+            said, since_s = describe_loss(placed.node, self.observed)
+            message = f"the node {said}, and the pod with it"
+            return _Finding(fault=FaultClass.NODE_LOST, time_s=since_s, message=message)
         return _Finding(
             fault=FaultClass.POD_DELETED,
             time_s=self.observed.now_s,

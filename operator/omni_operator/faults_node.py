@@ -9,6 +9,18 @@ from omni_operator.state import NodeState, Observed, Taint
 
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which people say that a node is off."""
+_HEALTH_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_TAINTS_GO_S: Final = 60.0
+"""The node controller takes them away at a limited rate."""
+
+
+def is_in_doubt(node: NodeState, now_s: float) -> bool:
+    """Whether a node is not Ready, or was not just now: the taints that say so go later than the
+    condition, and until then nothing is scheduled there."""
+    if node.ready != "True":
+        return True
+    is_new = now_s - node.ready_since_s < _TAINTS_GO_S
+    return is_new and any(taint.key in _HEALTH_TAINTS for taint in node.taints)
 
 
 def is_node_lost(name: str, observed: Observed, spec: JobSpec) -> bool:

@@ -8,7 +8,7 @@ from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.spec import JobSpec
 from omni_operator.faults import released_since_s
-from omni_operator.faults_node import is_node_lost
+from omni_operator.faults_node import is_in_doubt, is_node_lost
 from omni_operator.kinds import POD
 from omni_operator.placing import NodeNeeds
 from omni_operator.render import (
@@ -100,7 +100,7 @@ def find_hold(observed: Observed, placement: JobPlacement, spec: JobSpec) -> Hol
         for placed in placement.all_pods
         if pods[placed.name].node is None
         and (node := observed.nodes.get(placed.node)) is not None
-        and node.ready != "True"
+        and is_in_doubt(node, observed.now_s)
     ]
     if unready:
         return Hold(
@@ -130,8 +130,8 @@ def find_taken(
         chosen = f"node {placed.node}, chosen for pod {placed.name},"
         if node is None:
             return index, f"{chosen} is gone"
-        if node.ready != "True" and not is_node_lost(node.name, observed, spec):
-            continue  # It may come back.
+        if is_in_doubt(node, observed.now_s) and not is_node_lost(node.name, observed, spec):
+            continue  # It may come back, or has just done so.
         if (why := needs.refuse(node)) is not None:
             return index, f"{chosen} is {why}"
         if not needs.fit_on(node, observed):

@@ -280,6 +280,17 @@ def test_c39_a_pod_that_is_gone_or_going_is_missed() -> None:
     assert abs(deleted.time_s - time.time()) < 2  # when it was asked for, not when its grace ends
 
 
+def test_a_pod_that_is_collected_with_its_node_was_lost_with_it() -> None:
+    """Also while its steps, made until just now, do not count as standing still."""
+    scene = running_job()
+    scene.beat(step=20)
+    del scene.raw[scene.name(1)]
+    del scene.nodes[scene.placement.all_pods[1].node]
+    (fault,) = find(scene.look(), scene.plan.spec)
+    assert (fault.fault, fault.index) == (F.NODE_LOST, 1)
+    assert fault.message == "the node is gone from the API, and the pod with it"
+
+
 def test_after_the_last_step_no_pod_is_missed() -> None:
     scene = running_job()
     scene.beat(step=20, phase="done")

@@ -222,6 +222,53 @@ def test_a_node_that_is_taken_by_others_before_the_gates_open_is_given_up() -> N
         assert world.status().restarts == 0
 
 
+def test_a_node_that_has_just_come_back_is_waited_for() -> None:
+    """Its taint goes after its condition; to give the slot up for that would move the job."""
+    taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+    with World(nodes=4) as world:
+        world.apply(job())
+        world.pass_s(5)
+        slow = str(world.pod(0)["spec"]["nodeName"])
+        world.cluster.dead_nodes.add(slow)
+        world.edit(
+            "stamps",
+            lambda raw: raw["metadata"].update(annotations={"megascale-omni.dev/restart": "1"}),
+        )
+        world.pass_s(3)
+        assert world.condition("GangReady") == ("False", "WaitingForOldPods")
+        world.ready("n1", "Unknown")
+        world.cluster.change(NODE, "n1", lambda raw: raw["spec"].update(taints=[taint]))
+        world.pass_s(2)
+        world.ready("n1")
+        world.cluster.dead_nodes.clear()
+        world.pass_s(5)
+        assert world.condition("GangReady") == ("False", "NodeNotReady")
+        world.cluster.change(NODE, "n1", lambda raw: raw["spec"].update(taints=[]))
+        world.pass_s(15)
+        assert (world.status().phase, world.status().attempt) == ("Running", 2)
+
+
+def test_a_node_that_keeps_the_taint_of_one_that_is_down_is_given_up() -> None:
+    taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+    with World(nodes=5) as world:
+        world.apply(job())
+        world.pass_s(5)
+        slow = str(world.pod(0)["spec"]["nodeName"])
+        world.cluster.dead_nodes.add(slow)
+        world.edit(
+            "stamps",
+            lambda raw: raw["metadata"].update(annotations={"megascale-omni.dev/restart": "1"}),
+        )
+        world.pass_s(3)
+        world.ready("n1", "Unknown")
+        world.cluster.change(NODE, "n1", lambda raw: raw["spec"].update(taints=[taint]))
+        world.ready("n1")
+        world.cluster.dead_nodes.clear()
+        world.pass_s(90)
+        assert (world.status().phase, world.status().attempt) == ("Running", 3)
+        assert "n1" not in world.nodes_of().values()
+
+
 def test_a_cordoned_node_is_not_used() -> None:
     with World(nodes=4) as world:
         world.cluster.change(NODE, "n1", lambda raw: raw["spec"].update(unschedulable=True))
