@@ -3,9 +3,9 @@ what a process that is killed knew is lost, what it wrote is there."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 import pytest
 
@@ -24,6 +24,8 @@ _SETTINGS: Final = Settings(image="trainer:test")
 _NUM_REQUESTS: Final = 16
 _MOST_LOOKS: Final = 50
 """At a job in one round; more means that it does not come to rest."""
+
+T = TypeVar("T")
 
 
 class Killed(BaseException):
@@ -85,13 +87,13 @@ class _MortalApi(OperatorApi):
     async def replace(self, kind: Kind, body: Raw) -> Raw:
         return await self._write(f"replace {kind.plural}", self._cluster.replace(kind, body))
 
-    async def _read(self, request: Any) -> Any:
+    async def _read(self, request: Coroutine[Any, Any, T]) -> T:
         self._check(request)
         answer = await request
         self._check()
         return answer
 
-    async def _write(self, what: str, request: Any) -> Any:
+    async def _write(self, what: str, request: Coroutine[Any, Any, T]) -> T:
         self._check(request)
         self.writes.append(what)
         is_last = len(self.writes) == self.last_write
@@ -102,7 +104,7 @@ class _MortalApi(OperatorApi):
         self._check()
         return answer
 
-    def _check(self, request: Any = None) -> None:
+    def _check(self, request: Coroutine[Any, Any, object] | None = None) -> None:
         if self._is_dead:
             if request is not None:
                 request.close()
@@ -121,6 +123,8 @@ class MortalOperator:
         """How often it came to rest."""
         self.deaths = 0
         """How often it died."""
+        self._has_seen = self._due = False
+        self._again_s = 0.0
         self._begin()
 
     def count_from_now(self, *, die_after: int | None) -> None:
@@ -170,7 +174,8 @@ class MortalOperator:
     def _begin(self) -> None:
         self._api = _MortalApi(self._cluster)
         self._view = View()
-        self._due, self._again_s, self._has_seen = False, 0.0, False
+        self._has_seen = self._due = False
+        self._again_s = 0.0
         self._reconciler = Reconciler(
             view=self._view,
             cluster=self._api,

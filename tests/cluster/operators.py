@@ -49,6 +49,12 @@ class OperatorProcess:
         """Ask it to end (SIGTERM), and wait until it has."""
         self._processes.stop(self.name)
 
+    def keep(self) -> None:
+        """Start it again where it ended by itself, as a kubelet does."""
+        if self.has_ended():
+            self._processes.stop(self.name)
+            self._processes.start_again(self.name)
+
     def start_again(self) -> None:
         """Run it once more."""
         self._processes.start_again(self.name)

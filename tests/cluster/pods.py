@@ -154,11 +154,7 @@ class Pods:
 
     def start(self, name: str) -> None:
         """Let a pod start whose ANNOTATION_STARTS_AFTER held it back, if it is still there."""
-        try:
-            self._annotate(name, {ANNOTATION_STARTS_AFTER: None})
-        except ApiError as exc:
-            if exc.status != 404:
-                raise
+        self._let_go(name, ANNOTATION_STARTS_AFTER)
 
     def terminate_slowly(self, name: str, after_s: float) -> None:
         """Once deleted, the pod takes this long to go."""
@@ -170,10 +166,17 @@ class Pods:
 
     def unstick(self, name: str) -> None:
         """Undo `stick` and `terminate_slowly`; a pod that is deleted goes at once."""
-        self._annotate(name, {ANNOTATION_TERMINATES_AFTER: None})
+        self._let_go(name, ANNOTATION_TERMINATES_AFTER)
 
     def _annotate(self, name: str, annotations: Mapping[str, str | None]) -> None:
         self._api.patch(f"{self._path}/{name}", {"metadata": {"annotations": dict(annotations)}})
+
+    def _let_go(self, name: str, annotation: str) -> None:
+        try:
+            self._annotate(name, {annotation: None})
+        except ApiError as exc:
+            if exc.status != 404:
+                raise
 
     def _update(self, name: str, change: Callable[[Object], None]) -> None:
         for left in reversed(range(_TRIES)):

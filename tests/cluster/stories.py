@@ -53,6 +53,11 @@ class Seen:
         self.pods_version = listed["metadata"]["resourceVersion"]
         self.jobs_version = jobs["metadata"]["resourceVersion"]
 
+    @property
+    def jobs(self) -> list[Object]:
+        """All jobs."""
+        return list(self._jobs.values())
+
     def __call__(self, job: str) -> tuple[Object | None, list[Object]]:
         """A job and its pods."""
         return self._jobs.get(job), self._pods.get(job, [])

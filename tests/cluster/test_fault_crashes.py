@@ -150,7 +150,8 @@ class Life:
             rf"\b{re.escape(self.job.name)}\b(-{self.job.uid5}\b)?": "JOB",
             str(self.job.status.plan_hash): "HASH",  # it covers the job's name
         }
-        return _nameless(found, names)
+        nameless: Mapping[str, Any] = _nameless(found, names)
+        return nameless
 
     def _pods(self) -> list[Any]:
         return sorted(
