@@ -151,7 +151,8 @@ class TopologySpec(SpecModel):
     ] = {}
     """Node labels of levels with a name of your own, widest first."""
     on_unsatisfied: Literal["Wait", "Relax", "Fail", "Shrink"] = "Wait"
-    """Wait for room, take a looser placement, fail, or run with fewer replicas."""
+    """Wait for room, take a looser placement, fail, or run with fewer replicas and the same global
+    batch."""
 
 
 class FaultSelector(SpecModel):

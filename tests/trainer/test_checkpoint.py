@@ -80,10 +80,10 @@ def test_an_object_no_rank_wrote_is_missing(folder: Folder, plan: JobPlan) -> No
         checkpoint.load_object(folder, manifest, "rank-1")
 
 
-def test_another_layout_is_refused_with_both_values(folder: Folder, plan: JobPlan) -> None:
+def test_another_job_is_refused_with_both_values(folder: Folder, plan: JobPlan) -> None:
     held = save(folder, plan, claims.claim(folder, plan, FIRST), 20)
-    with pytest.raises(SpecError, match=r"ranksPerNode: .* saved with 1, this job has 2"):
-        checkpoint.read_manifest(folder, plan_of(folder.uri, nodes=2), held.latest.checkpoints[0])
+    with pytest.raises(SpecError, match=r"train\.seed: .* saved with 1, this job has 2"):
+        checkpoint.read_manifest(folder, plan_of(folder.uri, seed=2), held.latest.checkpoints[0])
 
 
 def test_loading_runs_no_code(folder: Folder, plan: JobPlan) -> None:

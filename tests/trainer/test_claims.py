@@ -124,8 +124,8 @@ def test_a_job_that_does_not_fit_leaves_the_run_to_its_holder(
 ) -> None:
     held = save(folder, plan, claims.claim(folder, plan, FIRST), 20)
     before = folder.get(claims.LATEST)
-    with pytest.raises(SpecError, match=r"ranksPerNode: .* saved with 1, this job has 2"):
-        claims.claim(folder, plan_of(folder.uri, nodes=2), SECOND)
+    with pytest.raises(SpecError, match=r"train\.seed: .* saved with 1, this job has 2"):
+        claims.claim(folder, plan_of(folder.uri, seed=2), SECOND)
     assert folder.get(claims.LATEST) == before
     save(folder, plan, held, 40)
 
@@ -323,8 +323,8 @@ def test_a_run_begins_where_another_one_is_and_goes_on_by_itself(
 def test_a_branch_follows_the_rules_of_a_resume(folder: Folder, plan: JobPlan) -> None:
     save(folder, plan, claims.claim(folder, plan, FIRST), 20)
     branch = folder.beside(f"{folder.uri}-branch")
-    other = plan_of(branch.uri, nodes=2, resumeFrom=folder.uri)
-    with pytest.raises(SpecError, match=r"ranksPerNode: .* saved with 1, this job has 2"):
+    other = plan_of(branch.uri, seed=2, resumeFrom=folder.uri)
+    with pytest.raises(SpecError, match=r"train\.seed: .* saved with 1, this job has 2"):
         claims.claim(branch, other, FIRST)
     assert branch.get(claims.LATEST) is None
 

@@ -37,9 +37,11 @@ def job_plan(
     only: str | None = None,
     saves_async: bool = True,
     resume_from: str | None = None,
+    num_steps: int = NUM_STEPS,
+    num_ranks: int = WORLD_SIZE,
     **model: Any,
 ) -> JobPlan:
-    """Two stages, four microbatches of 128 tokens a step, all three modalities.
+    """Two stages, four sequences of 128 tokens a step, all three modalities.
 
     `only`: the one source to read, once.
     """
@@ -52,8 +54,8 @@ def job_plan(
     spec["model"]["encoders"]["image"] |= {"layers": 1, "hiddenSize": 16, "heads": 1}
     spec["model"]["encoders"]["audio"] |= {"layers": 1, "hiddenSize": 16, "heads": 1}
     spec["batch"] = {"globalSequences": 4, "sequenceTokens": 128}
-    spec["train"]["tokens"] = NUM_STEPS * 4 * 128
-    spec["train"]["optimizer"] = {"learningRate": 0.01}
+    spec["train"]["tokens"] = num_steps * 4 * 128
+    spec["train"]["optimizer"] = {"learningRate": 0.01, "decay": "constant"}
     spec["data"]["mixture"] = []
     if only is not None:
         spec["data"]["mixture"] = [{"weights": {only: 1}}]
@@ -64,7 +66,7 @@ def job_plan(
         "uri": checkpoint_uri, "every": 2, "keep": 2, "async": saves_async,
         "resumeFrom": resume_from,
     }  # fmt: skip
-    spec["resources"] = {"nodes": 1, "ranksPerNode": WORLD_SIZE, "device": "cpu"}
+    spec["resources"] = {"nodes": 1, "ranksPerNode": num_ranks, "device": "cpu"}
     return compile_plan(Job.read(job))
 
 
@@ -108,7 +110,7 @@ class Run:
         env = {
             **os.environ,
             **self.env,
-            "WORLD_SIZE": str(WORLD_SIZE),
+            "WORLD_SIZE": str(self.plan.layout.world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "GLOO_SOCKET_IFNAME": "lo",
@@ -129,7 +131,7 @@ class Run:
                 | {"TORCHELASTIC_ERROR_FILE": str(self.folder / f"error-{rank}.json")},
                 self.folder / f"rank-{rank}.log",
             )
-            for rank in range(WORLD_SIZE)
+            for rank in range(self.plan.layout.world_size)
         ]
 
     def steps(self) -> dict[int, StepRecord]:
@@ -148,6 +150,15 @@ class Run:
         path = self.folder / names.CONSUMED_FILE.format(rank=WORLD_SIZE - 1)
         records = ConsumedRecord.read_all(path)
         return {r.step: r for r in sorted(records, key=lambda r: (r.attempt, r.generation))}
+
+    def samples(self, step: int) -> list[str]:
+        """All that a step consumed, whichever replica did in whichever microbatch."""
+        ranks = filter(self.plan.layout.is_last_stage, range(self.plan.layout.world_size))
+        paths = [self.folder / names.CONSUMED_FILE.format(rank=rank) for rank in ranks]
+        records = [r for path in paths for r in ConsumedRecord.read_all(path) if r.step == step]
+        return sorted(
+            sample.model_dump_json(exclude={"microbatch"}) for r in records for sample in r.samples
+        )
 
     def logs(self) -> str:
         return "\n".join(
@@ -372,6 +383,29 @@ def test_a_job_of_another_uid_is_told_how_to_go_on_and_then_does(
     assert codes == [Exit.OK] * WORLD_SIZE, branch.logs()
     (resumed,) = branch.events("resumed")
     assert resumed.step == NUM_STEPS and f"from {saved}/step-" in resumed.message
+
+
+def test_a_job_goes_on_with_more_replicas_and_with_fewer(
+    data_uri: str, undisturbed: Run, new_run: Any
+) -> None:
+    """As `topology.onUnsatisfied: Shrink` does: the same samples a step, the same training."""
+    uri = f"{data_uri}/runs/resized"
+    for attempt, num_ranks in enumerate((WORLD_SIZE, 2 * WORLD_SIZE, WORLD_SIZE), 1):
+        plan = job_plan(data_uri, uri, num_steps=2 * attempt, num_ranks=num_ranks)
+        run: Run = new_run(f"resized-{attempt}", plan)
+        run.start_sidecar()
+        codes = exits(run, run.start_ranks(attempt=attempt), 120)
+        assert codes == [Exit.OK] * num_ranks, run.logs()
+        assert sorted(run.steps()) == [2 * attempt - 1, 2 * attempt]
+        if attempt > 1:
+            (resumed,) = run.events("resumed")
+            assert resumed.message.endswith(f"saved by {3 * WORLD_SIZE - num_ranks} ranks")
+        for step, record in run.steps().items():
+            theirs = undisturbed.steps()[step]
+            assert run.samples(step) == undisturbed.samples(step)
+            assert record.tokens_by_source == theirs.tokens_by_source
+            assert record.loss == pytest.approx(theirs.loss, rel=1e-4)
+            assert record.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3)
 
 
 def test_c18_the_end_of_the_data_is_an_orderly_end(data_uri: str, new_run: Any) -> None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omni_contract.errors import SpecError, StorageError
 from omni_contract.plan import JobPlan
+from omni_contract.topology import Layout
 from omni_contract.wire import LoaderState
 from omni_trainer.storage import Folder
 
@@ -77,6 +78,8 @@ class Manifest(Document):
     version: Literal[2] = 2
     job: str
     ref: CheckpointRef
+    layout: Layout
+    """The ranks that wrote it; those that resume may be another number of replicas."""
     fingerprint: dict[str, str]
     """Fields of the job that must be the same to resume, see `fingerprint`."""
     shards: dict[str, Shard]
@@ -124,7 +127,6 @@ def fingerprint(plan: JobPlan) -> dict[str, str]:
     fields["train.seed"] = str(spec.train.seed)
     fields["parallelism.llm.pipeline"] = str(plan.layout.pp_size)
     fields["parallelism.encoders.zero"] = str(spec.parallelism.encoders.zero)
-    fields["resources.nodes x resources.ranksPerNode"] = str(plan.layout.world_size)
     fields["data.sources"] = ", ".join(sorted(spec.data.sources))
     return fields
 
@@ -290,7 +292,13 @@ def write_manifest(
 ) -> bool:
     """Write what makes a checkpoint whole. False: there is another one already."""
     assert DATA_STATE in shards, "a checkpoint without data state cannot be resumed"
-    manifest = Manifest(job=plan.name, ref=ref, fingerprint=fingerprint(plan), shards=dict(shards))
+    manifest = Manifest(
+        job=plan.name,
+        ref=ref,
+        layout=plan.layout,
+        fingerprint=fingerprint(plan),
+        shards=dict(shards),
+    )
     return folder.put_if_absent(f"{ref.folder}/{MANIFEST}", dump(manifest)) is not None
 
 

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -144,12 +145,12 @@ def _train(
         source, manifest = folder.beside(start.resume.uri), start.resume.manifest
         step = manifest.ref.step
         state = checkpoint.load_data_state(source, manifest)
-        engine.load(
-            {name: checkpoint.load_object(source, manifest, name) for name in engine.object_names()}
-        )
+        engine.load(partial(checkpoint.load_object, source, manifest), manifest.layout)
         if env.rank == 0:
-            where = f"{source.uri}/{manifest.ref.folder}"
-            records.write_event("resumed", f"resumed after step {step} from {where}", step=step)
+            message = f"resumed after step {step} from {source.uri}/{manifest.ref.folder}"
+            if manifest.layout.world_size != env.world_size:
+                message = f"{message}, saved by {manifest.layout.world_size} ranks"
+            records.write_event("resumed", message, step=step)
 
     def report(outcome: SaveOutcome) -> None:
         kind = "checkpoint" if outcome.error is None else "checkpoint_failed"

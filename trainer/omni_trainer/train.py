@@ -6,6 +6,7 @@ of plain values is collective over the world: all ranks call it, in the same ord
 
 # Shapes: T token positions of a microbatch.
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from omni_contract.errors import OmniError
 from omni_contract.plan import JobPlan
 from omni_contract.records import LossSum
+from omni_contract.topology import Layout
 from omni_trainer.batch import MicrobatchInputs, StepInputs, StepResult
 from omni_trainer.collectives import connect, gather_rows, make_replica_group
 from omni_trainer.device import Device
@@ -25,18 +27,18 @@ from omni_trainer.encoders.plugin import Encoder
 from omni_trainer.llm.attention import block_lengths
 from omni_trainer.multiplex.anchor import EncoderAnchor, cfg, merge
 from omni_trainer.multiplex.executor import Timeline
-from omni_trainer.multiplex.gradients import (
-    JointOptimizer,
-    check_same_keys,
-    copy_tensors,
-    learning_rate,
-)
+from omni_trainer.multiplex.gradients import JointOptimizer, learning_rate
 from omni_trainer.multiplex.link import EmbeddingLink
 from omni_trainer.multiplex.places import sample_classes
+from omni_trainer.multiplex.shards import donors
+from omni_trainer.multiplex.tensors import check_same_keys, copy_tensors
 from omni_trainer.multiplex.work import StagePlace
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+ReadObject = Callable[[str], Mapping[str, Any]]
+"""A saved object by its name; raises OmniError where there is none."""
 
 STATE_VERSION = 1
 _CLASSES = ("all", "text", "image", "audio")
@@ -218,7 +220,7 @@ class Engine:
             objects[self._llm_name] = _copies(self._megatron.global_parameters(self._stage))
         if self._rank == 0 and self._encoders:
             objects["encoders"] = _copies(_named(self._encoders))
-        objects[self._optimizer_name] = {
+        objects[_optimizer_name(self._rank)] = {
             "version": STATE_VERSION,
             "step": self._step,
             "rng": torch.get_rng_state(),
@@ -226,38 +228,23 @@ class Engine:
         }
         return objects
 
-    def object_names(self) -> list[str]:
-        """The checkpoint objects that this rank needs to go on."""
-        encoders = ["encoders"] if self._encoders else []
-        return [self._llm_name, *encoders, self._optimizer_name]
-
-    def load(self, objects: Mapping[str, Mapping[str, Any]]) -> None:
+    def load(self, read: ReadObject, saved_by: Layout) -> None:
         """Go on from saved objects, bit for bit. Not collective.
 
-        Raises OmniError that names the object where one is missing or of another model or layout.
+        `saved_by` are the ranks that wrote them: as many stages, any number of replicas. With
+        another number of them, sums of the next steps are the same but for their order. Raises
+        OmniError that names the object where one is of another model.
         """
-        missing = [name for name in self.object_names() if name not in objects]
-        if missing:
-            raise OmniError(
-                f"checkpoint: object {missing[0]!r} is missing; take an earlier checkpoint"
-            )
         name = self._llm_name
-        targets = dict(self._megatron.global_parameters(self._stage))
-        copy_tensors(targets, objects[name], where=name)
+        copy_tensors(dict(self._megatron.global_parameters(self._stage)), read(name), where=name)
         if self._encoders:
-            copy_tensors(dict(_named(self._encoders)), objects["encoders"], where="encoders")
-        name = self._optimizer_name
-        saved = objects[name]
-        keys = ("version", "step", "rng", "shards")
-        check_same_keys(saved, dict.fromkeys(keys), where=name)
-        if saved["version"] != STATE_VERSION:
-            raise OmniError(
-                f"{name}: state of version {saved['version']}, this trainer reads "
-                f"{STATE_VERSION}; use the release that wrote it"
-            )
-        self._optimizer.load(saved["shards"], where=name)
-        torch.set_rng_state(saved["rng"])
-        self._step = int(saved["step"])
+            copy_tensors(dict(_named(self._encoders)), read("encoders"), where="encoders")
+        names = [_optimizer_name(rank) for rank in donors(self._rank, self._plan.layout, saved_by)]
+        nearest = _read_optimizer(read, names[0])
+        others = ((name, _read_optimizer(read, name)["shards"]) for name in names[1:])
+        self._optimizer.load(itertools.chain([(names[0], nearest["shards"])], others))
+        torch.set_rng_state(nearest["rng"])
+        self._step = int(nearest["step"])
 
     def close(self) -> None:
         """Forget megatron's process groups; then the process group may be destroyed."""
@@ -266,10 +253,6 @@ class Engine:
     @property
     def _llm_name(self) -> str:
         return f"llm-pp{self._coords.pp_rank:02d}"
-
-    @property
-    def _optimizer_name(self) -> str:
-        return f"optimizer-{self._rank:05d}"
 
     def _run_forward(
         self, microbatches: Iterator[MicrobatchInputs], model: nn.Module
@@ -339,6 +322,21 @@ class _Losses:
             return [0.0] * (2 * len(_CLASSES))
         total: list[float] = torch.stack(self._sums).view(-1, 2 * len(_CLASSES)).sum(0).tolist()
         return total
+
+
+def _optimizer_name(rank: int) -> str:
+    return f"optimizer-{rank:05d}"
+
+
+def _read_optimizer(read: ReadObject, name: str) -> Mapping[str, Any]:
+    saved = read(name)
+    check_same_keys(saved, dict.fromkeys(("version", "step", "rng", "shards")), where=name)
+    if saved["version"] != STATE_VERSION:
+        raise OmniError(
+            f"{name}: state of version {saved['version']}, this trainer reads {STATE_VERSION}; use "
+            "the release that wrote it"
+        )
+    return saved
 
 
 def _named(encoders: list[Encoder]) -> list[tuple[str, Tensor]]:

@@ -5,7 +5,7 @@ world, whether a rank saw a sample or not. Both are divided by the global number
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from omni_contract.errors import OmniError
 from omni_contract.spec_model import OptimizerSpec
 from omni_trainer.collectives import complete_shards
+from omni_trainer.multiplex.shards import ShardFiller, by_name, shard_key
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -107,7 +108,7 @@ class JointOptimizer:
     def state(self) -> dict[str, dict[str, Any]]:
         """This rank's ZeRO-1 shard on the CPU, by parameter: where it lies and what it holds."""
         return {
-            f"{name}[{start}:{end}]": {
+            shard_key(name, start, end): {
                 "main": main.detach().to("cpu", copy=True),
                 "step": state["step"].clone(),
                 **{moment: state[moment].to("cpu", copy=True) for moment in _MOMENTS},
@@ -116,16 +117,34 @@ class JointOptimizer:
         }
 
     @torch.no_grad()
-    def load(self, saved: Mapping[str, Mapping[str, Any]], *, where: str) -> None:
-        """Take over a shard bit for bit. Raises OmniError where it is another layout's."""
-        shards = {f"{n}[{a}:{b}]": (state, main) for (n, a, b), state, main in self._shards()}
-        check_same_keys(saved, shards, where=where)
-        for key, (state, main) in shards.items():
-            copy_tensors({"main": main}, {"main": saved[key]["main"]}, where=f"{where}: {key}")
-            # A step of its own for each: a shared one counts once per parameter.
-            state["step"] = saved[key]["step"].clone()
-            moments = {moment: state[moment] for moment in _MOMENTS}
-            copy_tensors(moments, {m: saved[key][m] for m in _MOMENTS}, where=f"{where}: {key}")
+    def load(self, saved: Iterable[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> None:
+        """Take over state bit for bit from what ranks have saved, however many those were.
+
+        Reads (name, `state` of a rank) until all is there. Raises OmniError where something is
+        left out or does not fit.
+        """
+        fillers = {
+            name: (ShardFiller(name, start, end, {"main": main, **_moments(state)}), state)
+            for (name, start, end), state, main in self._shards()
+        }
+        last = "the optimizer"
+        for last, shards in saved:
+            for name, places in by_name(shards, where=last).items():
+                if name not in fillers:
+                    continue
+                filler, state = fillers[name]
+                for start, end, shard in places:
+                    if filler.take(start, end, shard, where=last):
+                        # A step of its own for each: a shared one counts once per parameter.
+                        state["step"] = shard["step"].clone()
+            if all(filler.missing is None for filler, _ in fillers.values()):
+                return
+        missing = [filler.missing for filler, _ in fillers.values() if filler.missing is not None]
+        if missing:
+            raise OmniError(
+                f"{last}: the checkpoint lacks {missing[0]!r}; it is of another model, resume with "
+                "the job file it was written by"
+            )
 
     def _shards(self) -> Iterator[tuple[tuple[str, int, int], dict[str, Any], Tensor]]:
         for part in self._optimizer.chained_optimizers:
@@ -137,34 +156,10 @@ class JointOptimizer:
                 yield key, torch_optimizer.state[main], main
 
 
+def _moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {moment: state[moment] for moment in _MOMENTS}
+
+
 def _main_grad(parameter: Any) -> Tensor:
     gradient: Tensor = parameter.main_grad
     return gradient
-
-
-def check_same_keys(saved: Mapping[str, Any], expected: Mapping[str, Any], *, where: str) -> None:
-    """Raise OmniError that names the difference unless both have the same keys."""
-    missing = sorted(expected.keys() - saved.keys())
-    extra = sorted(saved.keys() - expected.keys())
-    if missing or extra:
-        parts = [f"lacks {len(missing)}, such as {missing[0]!r}"] if missing else []
-        parts += [f"has {len(extra)} too many, such as {extra[0]!r}"] if extra else []
-        raise OmniError(
-            f"{where}: the checkpoint {' and '.join(parts)}; it is of another model or layout, "
-            "resume with the job file it was written by"
-        )
-
-
-@torch.no_grad()
-def copy_tensors(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor], *, where: str) -> None:
-    """Copy saved tensors bit for bit into their places. Raises OmniError where they do not fit."""
-    check_same_keys(saved, targets, where=where)
-    for name, target in targets.items():
-        source = saved[name]
-        if source.shape != target.shape or source.dtype != target.dtype:
-            raise OmniError(
-                f"{where}: {name!r} is {source.dtype} {list(source.shape)} in the checkpoint and "
-                f"{target.dtype} {list(target.shape)} in the job; resume with the job file it was "
-                "written by"
-            )
-        target.copy_(source)
