@@ -11,6 +11,8 @@ from tests.cluster.jobs import job_document
 RANKS_PER_NODE: Final = 8
 """A pod takes a whole node."""
 STAGES: Final = 8
+NODE_LOST_AFTER_S: Final = 5
+"""A small machine that runs a thousand nodes is late with some heartbeats."""
 
 
 def big_job(name: str, *, num_nodes: int, on_unsatisfied: str = "Wait") -> Object:
@@ -32,7 +34,7 @@ def plan_of(body: Object) -> JobPlan:
 
 
 def _job(name: str, num_nodes: int, stages: int, **topology: Any) -> Object:
-    restart = {"nodeLostAfterSeconds": 0, "noProgressLimit": 100, "limit": 100}
+    restart = {"nodeLostAfterSeconds": NODE_LOST_AFTER_S, "noProgressLimit": 100, "limit": 100}
     body = job_document(
         name,
         nodes=num_nodes,

@@ -24,7 +24,8 @@ OUT: Final = Path(__file__).resolve().parents[2] / "out" / "bench" / "operator.j
 _QPS: Final = 500
 _HEARTBEAT_S: Final = 15.0
 """Of the simulated nodes. A thousand kubelets' usual 10 s would take a third of a small machine."""
-_GRACE_S: Final = 40.0
+_GRACE_S: Final = 50.0
+"""After which a node without one is NotReady: Kubernetes' default."""
 _IN_RACK: Final = 8
 
 

@@ -17,6 +17,7 @@ with a slash, is that label.
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -170,7 +171,8 @@ def detect(nodes: Sequence[NodeLabels], wanted: Sequence[str]) -> Levels | NoPla
             "podTemplate.nodeSelector, podTemplate.tolerations or resources.gpuResource",
         )
     words = list(dict.fromkeys(wanted))
-    chains = [_chain(nodes, family, words) for family in (*FAMILIES, None)]
+    use = _Use(nodes)
+    chains = [_chain(use, family, words) for family in (*FAMILIES, None)]
     chain = max(
         chains,
         key=lambda chain: (
@@ -188,46 +190,61 @@ def detect(nodes: Sequence[NodeLabels], wanted: Sequence[str]) -> Levels | NoPla
     levels = [level for level, _ in chain]
     return Levels(
         names=tuple(level.name for level in levels),
-        keys=tuple(_most_used_key(level, nodes) for level in levels),
-        paths=tuple(tuple(level.domain(labels) for level in levels) for labels in nodes),
+        keys=tuple(max(level.keys, key=lambda key: use.carried[key]) for level in levels),
+        paths=tuple(zip(*(use.domains(level) for level in levels), strict=True)),
         meant=meant,
     )
+
+
+class _Use:
+    """Which labels the nodes carry. Nodes are many and families name dozens of keys, so they are
+    gone through once."""
+
+    def __init__(self, nodes: Sequence[NodeLabels]) -> None:
+        self._nodes = nodes
+        self.carried = Counter(key for labels in nodes for key, value in labels.items() if value)
+        """Nodes that carry each key with a value."""
+
+    def count(self, level: Level) -> int:
+        """Nodes that say in which domain of a level they are."""
+        keys = [key for key in level.keys if self.carried[key]]
+        if len(keys) < 2:
+            return sum(self.carried[key] for key in keys)
+        return sum(1 for labels in self._nodes if level.domain(labels))
+
+    def domains(self, level: Level) -> list[str]:
+        """The domain of each node; "" where it carries none of the keys."""
+        keys = [key for key in level.keys if self.carried[key]]
+        if len(keys) == 1:
+            return [labels.get(keys[0], "") for labels in self._nodes]
+        return [level.domain(labels) for labels in self._nodes]
 
 
 _Chain = list[tuple[Level, int]]
 """Levels that some node carries, widest first, each with the number of nodes that do."""
 
 
-def _chain(nodes: Sequence[NodeLabels], family: LabelFamily | None, words: Sequence[str]) -> _Chain:
+def _chain(use: _Use, family: LabelFamily | None, words: Sequence[str]) -> _Chain:
     known = [*_ABOVE, *(family.levels if family else ()), _NVLINK]
-    chain = [(level, count) for level in known if (count := _count(level, nodes))]
+    chain = [(level, count) for level in known if (count := use.count(level))]
     for key in words:
         if "/" in key and all(key not in level.keys for level in (*known, _NODE)):
             custom = Level(name=key, keys=(key,))
-            if count := _count(custom, nodes):
-                chain.insert(
-                    _place_of(custom, [level for level, _ in chain], nodes), (custom, count)
-                )
-    if count := _count(_NODE, nodes):
+            if count := use.count(custom):
+                at = _place_of(custom, [level for level, _ in chain], use)
+                chain.insert(at, (custom, count))
+    if count := use.count(_NODE):
         chain.append((_NODE, count))
     return chain
 
 
-def _place_of(custom: Level, chain: Sequence[Level], nodes: Sequence[NodeLabels]) -> int:
+def _place_of(custom: Level, chain: Sequence[Level], use: _Use) -> int:
     """Above the first level with more domains than the label has: wide domains are few."""
-    num_domains = len({custom.domain(labels) for labels in nodes})
+    num_domains = len(set(use.domains(custom)))
     for at, level in enumerate(chain):
-        if len({level.domain(labels) for labels in nodes}) > num_domains:
+        if len(set(use.domains(level))) > num_domains:
             return at
     return len(chain)
-
-
-def _count(level: Level, nodes: Sequence[NodeLabels]) -> int:
-    return sum(1 for labels in nodes if level.domain(labels))
-
-
-def _most_used_key(level: Level, nodes: Sequence[NodeLabels]) -> str:
-    return max(level.keys, key=lambda key: sum(1 for labels in nodes if labels.get(key)))
 
 
 def _means(level: Level, word: str) -> bool:

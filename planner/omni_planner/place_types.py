@@ -1,5 +1,6 @@
 """What placement is asked and what it answers: room on nodes, a request, a placement, a reason."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class NoPlacement:
 _DIGITS = re.compile(r"(\d+)")
 
 
+@functools.lru_cache(maxsize=2**15)  # the same nodes and domains are sorted for every job
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that puts node-2 before node-10."""
     # Odd parts are the digits. The text comes second, so that 07 and 7 stay apart.
