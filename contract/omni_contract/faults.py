@@ -60,7 +60,7 @@ FAULTS: Final[Mapping[FaultClass, FaultRow]] = MappingProxyType(
             detector="the node is cordoned, drained or has a NoExecute taint the pod tolerates not",
             in_pod=None,
             by_operator=_A.REPLACE_POD,
-            budget="infrastructure",
+            budget="none",  # nothing failed, and it only moves where there is another node
         ),
         FaultClass.GPU_HARDWARE: FaultRow(
             detector="the supervisor finds the device broken and says so when it ends",

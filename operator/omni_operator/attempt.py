@@ -120,9 +120,10 @@ def answer(
 def previous_action(status: JobStatus, fault: FaultClass, *, step: int) -> RestartAction | None:
     """What was done about the same class when it struck last; None where a step was made since.
 
-    The last `without_progress` restarts that were counted are those since the last new step.
+    The last `without_progress` restarts that were counted are those since the last new step. What
+    costs nothing, as it only moves the job, gets no dearer.
     """
-    if step > status.budget.highest_step:
+    if step > status.budget.highest_step or FAULTS[fault].budget == "none":
         return None
     left = status.budget.without_progress
     for incident in reversed(status.incidents):

@@ -127,15 +127,14 @@ def find_taken(
         if is_released and (pod is None or is_spare(placement, index)):
             continue  # What is missing now is a fault, or is missed by nobody.
         node = observed.nodes.get(placed.node)
-        chosen = f"node {placed.node}, chosen for pod {placed.name},"
         if node is None:
-            return index, f"{chosen} is gone"
+            return index, "its node is gone"
         if is_in_doubt(node, observed.now_s) and not is_node_lost(node.name, observed, spec):
             continue  # It may come back, or has just done so.
         if (why := needs.refuse(node)) is not None:
-            return index, f"{chosen} is {why}"
+            return index, f"its node is {why}"
         if not needs.fit_on(node, observed):
-            return index, f"{chosen} was filled by pods of others"
+            return index, "its node was filled by pods of others"
     return None
 
 

@@ -373,7 +373,7 @@ ROWS: Final = (
         fault=_F.NODE_TAINTED,
         act="nodes.cordon",
         action=_A.REPLACE_POD,
-        counter="infrastructure",
+        counter="none",
     ),
     Row(
         case="node-tainted",
@@ -381,7 +381,7 @@ ROWS: Final = (
         act="nodes.taint",
         arguments={"key": "example.com/repair", "value": "soon", "effect": "NoExecute"},
         action=_A.REPLACE_POD,
-        counter="infrastructure",
+        counter="none",
     ),
     # Nothing in the pod's own record.
     Row(

@@ -167,6 +167,21 @@ def test_a_cordoned_node_is_left_only_when_there_is_another() -> None:
         assert left not in world.nodes_of().values()
 
 
+def test_a_drain_that_is_faster_than_steps_costs_a_job_nothing() -> None:
+    with World(nodes=12) as world:
+        run(world, restart={"limit": 0, "infrastructureLimit": 1, "noProgressLimit": 1})
+        for _ in range(5):
+            left = str(world.pod(1)["spec"]["nodeName"])
+            world.cluster.change(NODE, left, lambda raw: raw["spec"].update(unschedulable=True))
+            world.pass_s(5)
+            assert world.status().opened_by is RestartAction.REPLACE_POD
+        assert (world.status().attempt, world.status().phase) == (6, "Running")
+        assert world.status().restarts == 0
+        end(world, 2, fault=FaultClass.OOM)
+        world.pass_s(5)
+        assert (world.status().restarts, world.status().phase) == (1, "Running")
+
+
 def test_a_node_with_a_broken_gpu_is_left_out_for_a_time() -> None:
     with World(nodes=5) as world:
         run(world, restart={"excludeNodeSeconds": 1000})
