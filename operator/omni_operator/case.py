@@ -3,6 +3,7 @@ written. Decisions pass it along. Pure."""
 
 from dataclasses import dataclass, replace
 
+from omni_contract.errors import SpecError
 from omni_contract.names import API_VERSION, KIND
 from omni_contract.plan import JobPlan
 from omni_contract.spec import Job, JobSpec
@@ -68,6 +69,15 @@ def read_file(job: JobState) -> Job:
             "spec": job.raw_spec,
         }
     )
+
+
+def is_valid(job: JobState) -> bool:
+    """Whether a job object holds a job file."""
+    try:
+        read_file(job)
+    except SpecError:
+        return False
+    return True
 
 
 def plan_on(file: Job, nodes: int) -> JobPlan:

@@ -73,6 +73,11 @@ class Reader:
             if not is_there and status.attempt > 1:
                 await self.read_placement(job, status.attempt - 1, memory)
             memory.asked = status.attempt
+        await self.read_plan(job)
+
+    async def read_plan(self, job: JobState) -> None:
+        """Make the plan of a job's attempt known, where it is not."""
+        status = job.status
         if status.plan_hash is not None and self._view.plan(status.plan_hash) is None:
             name = ObjectNames.of(job).plan(status.plan_hash)
             raw = await self._cluster.get(CONFIG_MAP, job.key.namespace, name)

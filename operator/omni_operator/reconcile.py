@@ -12,7 +12,7 @@ from typing import Final
 
 from omni_contract.plan import JobPlan
 from omni_operator.api import Api, ApiError, Conflict, NotFound, QuotaExceeded
-from omni_operator.case import Case
+from omni_operator.case import Case, is_valid
 from omni_operator.decide import decide, read_case
 from omni_operator.kueue import needs_priority, tend
 from omni_operator.observe import StatusError
@@ -67,7 +67,10 @@ class Reconciler:
         what another one has reserved."""
 
         async def recall(job: JobState) -> None:
-            await self._reader.read_attempt(job, self._memory(job))
+            try:
+                await self._reader.read_attempt(job, self._memory(job))
+            except ValueError as exc:  # One that nobody can read must not stop all others.
+                _LOG.warning("A job cannot be recalled. job=%s error=%s", job.key, exc)
 
         found = map(self._readable, self._view.keys())
         await asyncio.gather(*(recall(job) for job in found if job and not _is_over(job)))
@@ -89,6 +92,8 @@ class Reconciler:
             is_due = self._clock() - memory.lease_s >= self._settings.progress_poll_s
             if is_due and job.status.holds("GangReady"):
                 await self._read_progress(job)
+        elif not (job.is_deleting or is_valid(job)):
+            await self._reader.read_plan(job)  # It is cleaned up by the spec that it ran by.
         decided = self._decide(key)
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)

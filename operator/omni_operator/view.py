@@ -182,6 +182,9 @@ class View:
         """Remember a placement. The newest of a job reserves `amount` of `resource` (0: a place as
         an occupant) on the node of each of its pods, as long as the pod does not hold it and the
         job is neither over nor suspended."""
+        job = self._jobs.get(self._key_of[uid]) if uid in self._key_of else None
+        if job is None:
+            return  # It ended while it was read about.
         kept = self._placements.setdefault(uid, {})
         kept[placement.attempt] = placement
         for attempt in sorted(kept)[:-2]:
@@ -189,8 +192,7 @@ class View:
         newest = self._released.get(uid, -1)
         if (old := self._reservations.get(uid)) is not None:
             newest = max(newest, old.attempt - 1)
-        job = self._jobs.get(self._key_of[uid]) if uid in self._key_of else None
-        if placement.attempt <= newest or job is None or not _holds_room(job):
+        if placement.attempt <= newest or not _holds_room(job):
             return
         self._unreserve(uid)
         reservation = self._reservations[uid] = _Reservation(
@@ -219,7 +221,7 @@ class View:
     ) -> None:
         """Remember what the progress Lease of a job says now. How long it has been saying so is
         judged by `now_s` alone, as clocks of machines differ."""
-        if heartbeat is None:
+        if heartbeat is None or uid not in self._key_of:
             self._progress.pop(uid, None)
             return
         old, is_renewed = self._progress.get(uid), self._renew_times.get(uid) != renew_time
@@ -237,13 +239,13 @@ class View:
 
     def note_admission(self, uid: str, admission: Admission | None) -> frozenset[JobKey]:
         """Remember what a queue says about a job. Returns the job where that is new."""
-        if self._admissions.get(uid) == admission:
+        if uid not in self._key_of or self._admissions.get(uid) == admission:
             return _NOBODY
         if admission is None:
             del self._admissions[uid]
         else:
             self._admissions[uid] = admission
-        return frozenset({self._key_of[uid]}) if uid in self._key_of else _NOBODY
+        return self._keys_of(uid)
 
     def skip_blind_time(self, seconds: float) -> None:
         """Leave a time in which nothing could be seen out of how long each job has stood still."""
@@ -267,11 +269,14 @@ class View:
             self._released,
         ):
             noted.pop(uid, None)
-        in_use = {job.status.plan_hash for job in self._jobs.values()}
-        for plan_hash in [found for found in self._plans if found not in in_use]:
-            del self._plans[plan_hash]
+        self._forget_plans()
 
     # Inside.
+
+    def _forget_plans(self) -> None:
+        in_use = {job.status.plan_hash for job in self._jobs.values() if not _is_over(job)}
+        for plan_hash in [found for found in self._plans if found not in in_use]:
+            del self._plans[plan_hash]
 
     def _placement_before(self, uid: str, attempt: int) -> JobPlacement | None:
         kept = self._placements.get(uid, {})
@@ -300,6 +305,9 @@ class View:
             self._waiting.discard(key)
         if not _holds_room(job):
             freed |= self.release(uid)
+        if _is_over(job) and self._placements.pop(uid, None) is not None:
+            # Many that are over may be kept, and nothing of them is ever made again.
+            self._forget_plans()
         return freed | {key}
 
     def _replaces(self, kind: Kind, known: str, uid: str) -> bool:
@@ -429,14 +437,17 @@ class View:
                 self._ledger.remove(uid, reservation.nodes[pod], reservation.requests)
 
 
+def _is_over(job: JobState) -> bool:
+    return job.status.holds("Completed") or job.status.holds("Failed")
+
+
 def _holds_room(job: JobState) -> bool:
     """Whether a job has a right to what its placement reserves."""
     conditions = {condition.type: condition for condition in job.status.conditions}
     suspended, placed = conditions.get("Suspended"), conditions.get("Placed")
     return not (
         job.is_deleting
-        or _is_true(conditions.get("Completed"))
-        or _is_true(conditions.get("Failed"))
+        or _is_over(job)
         or _is_true(suspended)
         or (suspended is not None and suspended.reason == "Suspending")
         or (placed is not None and placed.reason in QUEUE_REASONS)

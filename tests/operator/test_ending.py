@@ -52,6 +52,38 @@ def test_a_failed_job_holds_no_gpu(keep: str | None, left: int) -> None:
         assert len(world.cluster.writes) == writes
 
 
+def break_spec(world: World) -> None:
+    """As an operator sees it that takes less than the one before it."""
+    world.edit("stamps", lambda raw: raw["spec"].update(keepPods="Perhaps"))
+
+
+def test_a_failed_job_holds_no_gpu_though_its_spec_is_invalid_by_now() -> None:
+    with World() as world:
+        world.apply(job(restart={"limit": 0}))
+        world.pass_s(5)
+        world.cluster.end_container(world.pod_name(1), exit_code=1)
+        world.deliver()
+        world.look()
+        assert (world.status().phase, len(world.pods())) == ("Failed", 4)
+        break_spec(world)
+        world.restart()
+        world.pass_s(10)
+        assert [pod["status"]["phase"] for pod in world.pods()] == ["Failed"]
+        assert world.condition("Accepted") == ("False", "InvalidSpec")
+
+
+def test_a_job_whose_spec_is_invalid_by_now_lives_as_long_as_it_was_to() -> None:
+    with World() as world:
+        world.apply(job(ttlSecondsAfterFinished=30))
+        world.pass_s(5)
+        world.complete()
+        world.pass_s(5)
+        break_spec(world)
+        world.restart()
+        world.pass_s(40)
+        assert world.cluster.names(JOB) == []
+
+
 def test_keep_pods_all_keeps_those_that_ended_well() -> None:
     with World() as world:
         world.apply(job(keepPods="All"))

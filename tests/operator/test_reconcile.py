@@ -57,6 +57,21 @@ def test_a_pod_of_somebody_else_with_the_name_of_one_of_the_job_is_named() -> No
         assert world.pods() == []
 
 
+def test_a_placement_that_nobody_can_read_stops_no_other_job() -> None:
+    with World() as world:
+        for name in ("first", "second"):
+            world.apply(job(name, nodes=2))
+        world.pass_s(5)
+        (spoilt,) = [n for n in world.cluster.names(CONFIG_MAP) if n.startswith("first-")
+                     and "-placement-" in n]  # fmt: skip
+        world.cluster.change(CONFIG_MAP, spoilt, lambda raw: raw.update(binaryData={}))
+        world.restart()
+        second = JobKey(namespace="default", name="second")
+        assert world.reconcile(second) is not None
+        with pytest.raises(ValueError, match=f"ConfigMap {spoilt}"):
+            world.reconcile(JobKey(namespace="default", name="first"))
+
+
 def placements(world: World) -> list[str]:
     """Attempts of which a placement is kept."""
     names = [name for name in world.cluster.names(CONFIG_MAP) if "-placement-" in name]

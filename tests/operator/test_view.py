@@ -103,6 +103,19 @@ def test_the_late_end_of_an_older_node_ends_no_other(view: View) -> None:
     assert [found.uid for found in observe(view).nodes.values()] == ["node-9"]
 
 
+def test_of_a_job_that_is_over_its_placement_is_not_kept(view: View) -> None:
+    note(view, placement("n0"))
+    view.see_job("MODIFIED", job(version=2, status={"attempt": 1} | ended("Completed")))
+    assert view.placement("job-1", 1) is None
+
+
+def test_what_is_noted_of_a_job_that_has_gone_meanwhile_is_not_kept(view: View) -> None:
+    view.see_job("DELETED", job(version=2))
+    note(view, placement("n0"))
+    assert view.placement("job-1", 1) is None
+    assert used(view) == {}
+
+
 def test_versions_are_compared_as_numbers(view: View) -> None:
     view.see_pod("MODIFIED", pod(version=9, phase="Pending"))
     assert view.see_pod("MODIFIED", pod(version=10)) == {TRAIN}
