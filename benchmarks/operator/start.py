@@ -15,7 +15,8 @@ from tests.cluster.api import Object, concurrently
 from tests.cluster.job_kind import jobs_path
 from tests.cluster.jobs import attempt_of, index_of, name_of, uid_of
 
-LABEL_BARE: Final = "bench.megascale-omni.dev/bare"
+LABEL_BARE: Final = "bench.megascale-omni.dev/set"
+LABEL_ALL_BARE: Final = "bench.megascale-omni.dev/bare"
 
 _SMALL_SIZES: Final = (1, 2, 4, 8)
 _SERVER_FIELDS: Final = ("nodeName", "serviceAccount", "schedulingGates")
@@ -86,6 +87,7 @@ def measure_starts(scene: Scene, *, num_nodes: int, times: int) -> Iterator[Figu
     pods = [bare_pod(pod) for pod in scene.pods(is_of_attempt(_uid(scene, "first"), 1))]
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "bare"}}
     scene.api.create(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", account)
+    scene.api.create(f"/api/v1/namespaces/{NAMESPACE}/services", _service())
     delete_job(scene, "first")
     starts: dict[str, list[float]] = {"job": [], "bare": []}
     restarts: dict[str, list[float]] = {"job": [], "bare": []}
@@ -189,17 +191,33 @@ def renamed(pods: Sequence[Object], name: str) -> list[Object]:
             "metadata": {
                 **pod["metadata"],
                 "name": f"{name}-{i}",
-                "labels": {LABEL_BARE: name},
+                "labels": {LABEL_BARE: name, LABEL_ALL_BARE: "true"},
             },
         }
         for i, pod in enumerate(pods)
     ]
 
 
+def _service() -> Object:
+    """What the pods of any training job need to find each other: the control plane keeps addresses
+    of bare pods, too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "bare"},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_ALL_BARE: "true"},
+            "ports": [{"name": "rendezvous", "port": 29400}, {"name": "data", "port": 29500}],
+        },
+    }
+
+
 def _against(
     name: str, seconds: dict[str, list[float]], *, goal: float, other: str
 ) -> Iterator[Figure]:
-    job, bare = statistics.median(seconds["job"]), statistics.median(seconds["bare"])
+    job, bare = (statistics.median(seconds[kind]) for kind in ("job", "bare"))
     told = "; ".join(
         f"{kind}: {', '.join(f'{one:.1f}' for one in found)} s" for kind, found in seconds.items()
     )
