@@ -44,6 +44,10 @@ class JobMemory:
     """When the objects that pods need were made sure of, for that plan."""
     lease_s: float = 0.0
     """When the progress Lease was read."""
+    decided_s: float = 0.0
+    """How long the last decision took."""
+    rests_until_s: float = 0.0
+    """When the job is looked at again at the soonest, by the timer of decisions."""
     status_s: float = 0.0
     """When the status was written."""
     admitted: tuple[str, ...] | None = None

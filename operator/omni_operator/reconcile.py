@@ -6,6 +6,7 @@ made of attempt and index, and what counts is written only over the version it w
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
@@ -29,6 +30,8 @@ from omni_operator.writing import PodRefused, Told, Writer
 _LOG: Final = logging.getLogger(__name__)
 _TROUBLE_S: Final = 30.0
 """A Workload that could not be written is tried again so much later."""
+_REST: Final = 4.0
+"""A job that waits is left alone this many times as long as a decision about it takes."""
 _NUM_TIDIED: Final = 8
 """Old placements that a new process looks for: those that one before it had no time to delete."""
 _WORDS_S: Final = 5.0
@@ -47,10 +50,12 @@ class Reconciler:
         clock: Callable[[], float],
         wake: Callable[[JobKey], None],
         told: Told = lambda job, status: None,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._view = view
         self._settings = settings
         self._clock = clock
+        self._timer = timer
         self._wake = wake
         self._reader = Reader(view=view, cluster=cluster)
         self._writer = Writer(
@@ -81,6 +86,9 @@ class Reconciler:
         Returns the seconds after which it is to be looked at again if nothing happens before; None:
         a resync is soon enough. Raises ApiError where it has to be tried again.
         """
+        rested = self._memories.get(key)
+        if rested is not None and (rest_s := rested.rests_until_s - self._timer()) > 0:
+            return rest_s
         job = await self._catch_up(key)
         if job is None:
             self._memories.pop(key, None)
@@ -97,7 +105,11 @@ class Reconciler:
         decided = self._decide(key)
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)
-        return 0 if decided is None else await self._carry_out(*decided)
+        again_s = 0 if decided is None else await self._carry_out(*decided)
+        if again_s != 0:
+            # It waits for events: of hundreds of pods more come than can be looked at one by one.
+            memory.rests_until_s = self._timer() + _REST * memory.decided_s
+        return again_s
 
     async def _catch_up(self, key: JobKey) -> JobState | None:
         """The job, at least as new as its pods: while another process leads already, they belong to
@@ -121,7 +133,9 @@ class Reconciler:
                 return None
             if memory.published < job.status.attempt:
                 observed = replace(observed, placement=None)
+        began_s = self._timer()
         step = decide(observed, self._settings)
+        memory.decided_s = self._timer() - began_s
         if step.plan is not None:
             self._view.note_plan(step.plan)
         if step.placement is not None:

@@ -5,6 +5,7 @@ import pytest
 from omni_contract.names import ANNOTATION_ATTEMPT
 from omni_operator.api import ApiError, ApiUnavailable, Refused
 from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, SERVICE, Kind
+from omni_operator.reconcile import Reconciler
 from omni_operator.state import JobKey
 from tests.operator.world import SETTINGS, World, job, node
 
@@ -109,6 +110,33 @@ def test_an_operator_that_could_not_delete_placements_leaves_them_to_the_next() 
         world.restart()
         world.pass_s(5)
         assert placements(world) == ["3", "4"]
+
+
+def test_a_job_that_takes_long_to_look_at_is_looked_at_more_seldom() -> None:
+    """Each of its many pods tells several things while it starts."""
+    with World() as world:
+        world.apply(job())
+        world.pass_s(5)
+        now_s = [0.0]
+
+        def tick() -> float:
+            now_s[0] += 0.01
+            return now_s[0]
+
+        reconciler = Reconciler(
+            view=world.view,
+            cluster=world.cluster,
+            settings=SETTINGS,
+            clock=lambda: world.cluster.now_s,
+            wake=lambda key: None,
+            timer=tick,
+        )
+        assert world.run(reconciler.reconcile(KEY)) == pytest.approx(SETTINGS.progress_poll_s)
+        rest_s = world.run(reconciler.reconcile(KEY))
+        assert rest_s is not None
+        assert 0 < rest_s <= 0.04
+        now_s[0] += 0.04
+        assert world.run(reconciler.reconcile(KEY)) == pytest.approx(SETTINGS.progress_poll_s)
 
 
 def test_a_quiet_reconcile_writes_nothing_and_reads_the_lease_only() -> None:

@@ -102,6 +102,7 @@ class World:
             clock=lambda: self.cluster.now_s,
             wake=self._keys.add,
             told=self._told,
+            timer=lambda: 0.0,  # decisions take no time
         )
         for kind in _WATCHED:
             for raw in self.cluster.objects(kind):
