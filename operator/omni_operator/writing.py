@@ -107,11 +107,14 @@ class Writer:
         """Delete the placements of attempts where there are any. No job waits for that."""
         await asyncio.gather(*(self._delete_placement(job, attempt) for attempt in attempts))
 
-    def see(self, kind: Kind, raw: Raw, *, but: JobKey) -> None:
-        """Tell the view an answer, and wake the other jobs that it concerns."""
-        for key in self._view.see(kind, "MODIFIED", raw):
+    def see(self, kind: Kind, raw: Raw, *, but: JobKey) -> bool:
+        """Tell the view an answer, and wake the other jobs that it concerns. Returns whether it was
+        news."""
+        keys = self._view.see(kind, "MODIFIED", raw)
+        for key in keys:
             if key != but:
                 self._wake(key)
+        return bool(keys)
 
     async def _delete_placement(self, job: JobState, attempt: int) -> None:
         namespace, name = job.key.namespace, ObjectNames.of(job).placement(attempt)
@@ -153,14 +156,17 @@ class Writer:
     async def _patch(self, job: JobState, write: Patch) -> None:
         kind, namespace = write.kind, job.key.namespace
         found: Raw | None
+        conflict: ApiError | None = None
         try:
             found = await self._cluster.json_patch(kind, namespace, write.name, write.operations)
-        except (NotFound, Conflict):
-            found = await self._cluster.get(kind, namespace, write.name)  # The view was behind.
+        except (NotFound, Conflict) as exc:
+            conflict = exc
+            found = await self._cluster.get(kind, namespace, write.name)
         if found is None or found["metadata"]["uid"] != write.uid:
             self._view.see(kind, "DELETED", {"metadata": {"uid": write.uid}})
-        if found is not None:
-            self.see(kind, found, but=job.key)
+            conflict = None
+        if found is not None and not self.see(kind, found, but=job.key) and conflict is not None:
+            raise conflict  # The view was not behind: it would be tried again without an end.
 
     async def _patch_status(self, job: JobState, write: PatchStatus) -> None:
         found: Raw | None

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from omni_contract.names import ANNOTATION_ATTEMPT, ANNOTATION_INDEX, ANNOTATION_NODE, GATE
-from omni_operator.api import Raw
+from omni_operator.api import Conflict, Raw
 from omni_operator.kinds import NODE, POD
 from tests.operator.world import GPU, World, job, node
 
@@ -23,6 +25,18 @@ def foreign_pod(name: str, on: str, gpus: int = 2) -> dict[str, Any]:
         },
         "status": {"phase": "Running"},
     }
+
+
+def test_gates_that_cannot_be_opened_are_not_tried_without_a_pause() -> None:
+    """A webhook put its own in front."""
+    with World() as world:
+        refuses = Conflict(reason="Invalid", message="a test failed", code=422)
+        world.cluster.refuses = lambda verb, kind, name: (
+            refuses if (verb, kind) == ("patch", POD) else None
+        )
+        world.apply(job())
+        with pytest.raises(Conflict):
+            world.pass_s(5)
 
 
 def test_gates_open_only_when_all_pods_exist() -> None:
