@@ -66,8 +66,9 @@ class Api(Protocol):
     ) -> Sequence[Raw]:
         """All objects of a kind, of one namespace or of all."""
 
-    async def create(self, kind: Kind, body: Raw) -> Raw:
-        """POST one object. Raises AlreadyExists and QuotaExceeded."""
+    async def create(self, kind: Kind, body: Raw, *, dry_run: bool = False) -> Raw:
+        """POST one object. Raises AlreadyExists and QuotaExceeded. With `dry_run` it is judged and
+        not made."""
 
     async def apply(self, body: Raw) -> Raw:
         """Make an object hold what `body` says (server-side apply), taking over fields of others.

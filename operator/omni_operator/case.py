@@ -2,6 +2,9 @@
 written. Decisions pass it along. Pure."""
 
 from dataclasses import dataclass, replace
+from typing import Final
+
+from pydantic.alias_generators import to_camel
 
 from omni_contract.errors import SpecError
 from omni_contract.names import API_VERSION, KIND
@@ -13,6 +16,9 @@ from omni_operator.state import JobState, Observed, PodFault
 from omni_operator.status_live import refresh
 from omni_operator.steps import Step
 from omni_planner.compile import compile_plan
+
+_OF_PODS: Final = ("storage", "resources", "pod_template", "topology", "restart")
+"""Fields that may be edited and that the pods, or their places, go by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,15 @@ class Case:
         nodes = self.status.num_nodes or self.spec.resources.nodes
         plan = plan_on(self.file, nodes)
         return plan if plan.hash == self.status.plan_hash else None
+
+
+def edited_fields(spec: JobSpec, planned: JobSpec) -> list[str]:
+    """Fields of the spec of now that differ from those that the pods go by, as the user types them.
+    What only the operator goes by counts at once and is left out."""
+    on_as_many = spec.resources.model_copy(update={"nodes": planned.resources.nodes})
+    spec = spec.model_copy(update={"resources": on_as_many})  # Shrunk, it runs on fewer.
+    pairs = {name: (getattr(spec, name), getattr(planned, name)) for name in _OF_PODS}
+    return [f"spec.{to_camel(name)}" for name, (now, then) in pairs.items() if now != then]
 
 
 def read_file(job: JobState) -> Job:

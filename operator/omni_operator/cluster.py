@@ -166,9 +166,9 @@ class Cluster(Api):
             return False
         return any(resource["name"] == kind.plural for resource in said["resources"])
 
-    async def create(self, kind: Kind, body: Raw) -> Raw:
+    async def create(self, kind: Kind, body: Raw, *, dry_run: bool = False) -> Raw:
         """See `Api.create`."""
-        path = kind.path(body["metadata"].get("namespace"))
+        path = kind.path(body["metadata"].get("namespace")) + ("?dryRun=All" if dry_run else "")
         return await self._ask("create", kind, path, method="POST", body=body)
 
     async def apply(self, body: Raw) -> Raw:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
+from omni_contract.spec import JobSpec
 from omni_operator import ending
 from omni_operator.attempt import (
     answer,
@@ -15,7 +16,7 @@ from omni_operator.attempt import (
     respond,
     withdraw,
 )
-from omni_operator.case import Case, read_file
+from omni_operator.case import Case, edited_fields, read_file
 from omni_operator.faults import find, next_look_s, released_since_s
 from omni_operator.gang import find_taken
 from omni_operator.settings import Settings
@@ -27,6 +28,9 @@ from omni_operator.status_progress import absorb_heartbeat
 from omni_operator.steps import Step
 from omni_planner.compile import compile_plan
 
+REFUSED_S = 60.0
+"""The API server is asked again this long after it refused the pods of a spec: whoever mends what
+it goes by need not edit the job."""
 _STARTING_S = 10.0
 """While containers start. Their events come sooner."""
 
@@ -72,11 +76,31 @@ def read_case(observed: Observed, settings: Settings) -> Case | Step:
             return Step(status=status)
         spec, file = observed.plan.spec, None
     else:
-        spec, resources = file.spec, file.spec.resources
-        size = f"{count(resources.nodes, 'node')} with {count(resources.ranks_per_node, 'rank')}"
-        status = accept(job.status, observed, f"the spec is valid: {size} each")
+        spec = file.spec
+        if observed.refusal:
+            status = refuse(job.status, observed, observed.refusal, reason="PodRefused")
+            if observed.plan is None:
+                return Step(status=status, requeue_after_s=REFUSED_S)
+            file = None  # Restarts go by it, pods by the plan they have.
+        else:
+            status = accept(job.status, observed, _valid(observed, spec))
     status = absorb_heartbeat(status, observed)
     return Case(observed=observed, settings=settings, spec=spec, file=file).tell(status)
+
+
+def _valid(observed: Observed, spec: JobSpec) -> str:
+    """What a valid spec asks for, and what of it waits."""
+    job, resources = observed.job, spec.resources
+    size = f"{count(resources.nodes, 'node')} with {count(resources.ranks_per_node, 'rank')}"
+    said = f"the spec is valid: {size} each"
+    waits = [] if observed.plan is None else edited_fields(spec, observed.plan.spec)
+    if not waits or job.status.holds("Completed") or job.status.holds("Failed"):
+        return said
+    edited = f"{', '.join(waits)} {'was' if len(waits) == 1 else 'were'} edited"
+    return (
+        f"{said}; {edited} after attempt {job.status.attempt} was planned, and its pods go by what "
+        f"was: it counts from the next restart of all pods: kubectl mmtj restart {job.key.name}"
+    )
 
 
 def _run(case: Case, placement: JobPlacement) -> Step:

@@ -54,6 +54,12 @@ class JobMemory:
     """The admission whose flavors were read."""
     bounds: Bounds = Bounds()
     """What it asks of nodes."""
+    judged: int | None = None
+    """Generation of the spec whose pods the API server was asked about."""
+    judged_s: float = 0.0
+    """When it was."""
+    refusal: str = ""
+    """Why it takes none of them; empty: it does."""
     trouble: str = ""
     """Why Kueue could not be asked at the last try."""
     tend_s: float = 0.0

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Final
 
 from omni_contract.plan import JobPlan
-from omni_operator.api import Api, ApiError, Conflict, NotFound, QuotaExceeded
+from omni_operator.api import Api, ApiError, ApiUnavailable, Conflict, NotFound, QuotaExceeded
 from omni_operator.case import Case, is_valid
-from omni_operator.decide import decide, read_case
+from omni_operator.decide import REFUSED_S, decide, read_case
 from omni_operator.kueue import needs_priority, tend
 from omni_operator.observe import StatusError
+from omni_operator.probe import find_refusal
 from omni_operator.reading import JobMemory, Reader, attempt_of, doubtful_pods
 from omni_operator.render_pod import priority_class_of
 from omni_operator.settings import Settings
@@ -53,6 +54,7 @@ class Reconciler:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._view = view
+        self._cluster = cluster
         self._settings = settings
         self._clock = clock
         self._timer = timer
@@ -100,6 +102,7 @@ class Reconciler:
             is_due = self._clock() - memory.lease_s >= self._settings.progress_poll_s
             if is_due and job.status.holds("GangReady"):
                 await self._read_progress(job)
+            await self._have_judged(job, memory)
         elif not (job.is_deleting or is_valid(job)):
             await self._reader.read_plan(job)  # It is cleaned up by the spec that it ran by.
         decided = self._decide(key)
@@ -124,12 +127,12 @@ class Reconciler:
     def _decide(self, key: JobKey) -> tuple[Observed, Step] | None:
         """Decide and reserve, without a moment in which another job could decide. None where the
         job became another one or got another attempt while it was read about."""
-        observed = self._view.observe(key, now_s=self._clock())
+        observed = self._observe(key)
         if observed is None:
             return None
         job, memory = observed.job, self._memory(observed.job)
         if not _is_over(job):
-            if memory.asked < job.status.attempt:
+            if memory.asked < job.status.attempt or memory.judged != job.generation:
                 return None
             if memory.published < job.status.attempt:
                 observed = replace(observed, placement=None)
@@ -145,6 +148,31 @@ class Reconciler:
                 if other != key:
                     self._wake(other)
         return observed, step
+
+    def _observe(self, key: JobKey) -> Observed | None:
+        """What is known of a job, and what the API server said about the pods of its spec."""
+        observed = self._view.observe(key, now_s=self._clock())
+        if observed is None:
+            return None
+        memory = self._memory(observed.job)
+        is_known = memory.judged == observed.job.generation
+        return replace(observed, refusal=memory.refusal if is_known else "")
+
+    async def _have_judged(self, job: JobState, memory: JobMemory) -> None:
+        """Ask the API server about the pods of a spec once, and again now and then while it takes
+        none of them."""
+        now_s = self._clock()
+        is_due = bool(memory.refusal) and now_s - memory.judged_s >= REFUSED_S
+        if memory.judged == job.generation and not is_due:
+            return
+        plan = None if job.status.plan_hash is None else self._view.plan(job.status.plan_hash)
+        try:
+            memory.refusal = await find_refusal(job, plan, self._settings, self._cluster)
+        except ApiUnavailable:
+            if not job.status.attempt:
+                raise
+            memory.refusal = ""  # A job that runs needs looking after more than this answer.
+        memory.judged, memory.judged_s = job.generation, now_s
 
     async def _look_closer(self, observed: Observed) -> bool:
         """Before something counts: make sure of what the view may be behind of. Returns whether
@@ -182,7 +210,7 @@ class Reconciler:
     async def _tend_workload(self, key: JobKey, memory: JobMemory) -> float:
         """Ask Kueue, and tell it what it has to know. Returns when to try again: while its webhooks
         do not answer, no Workload can be written, and jobs that run must not suffer."""
-        observed = self._view.observe(key, now_s=self._clock())
+        observed = self._observe(key)
         if observed is None or observed.job.is_deleting:
             return 0
         case = read_case(observed, self._settings)

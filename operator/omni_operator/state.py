@@ -198,6 +198,8 @@ class Observed:
     admission: Admission | None = None
     watch_is_healthy: bool = True
     """Whether what was read can be taken as now; False: nothing is declared lost or hung."""
+    refusal: str = ""
+    """Why the API server takes no pod of the spec of now, with the field; empty: none is known."""
 
     @property
     def bounds(self) -> Bounds:

@@ -1,5 +1,7 @@
 """How the status follows what was decided about a job: each decision tells its conditions. Pure."""
 
+from typing import Literal
+
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_contract.records import History
@@ -24,10 +26,17 @@ def accept(status: JobStatus, observed: Observed, message: str) -> JobStatus:
     return _tell(status, observed, ("Accepted", True, "Valid", message))
 
 
-def refuse(status: JobStatus, observed: Observed, error: SpecError) -> JobStatus:
-    """The spec is not valid. What already runs goes on by the plan it has."""
+def refuse(
+    status: JobStatus,
+    observed: Observed,
+    error: SpecError | str,
+    *,
+    reason: Literal["InvalidSpec", "PodRefused"] = "InvalidSpec",
+) -> JobStatus:
+    """The spec is not valid, or makes pods that the API server refuses. What already runs goes on
+    by the plan it has."""
     runs_on = "" if not status.attempt else f"\nattempt {status.attempt} goes on as it was planned"
-    return _tell(status, observed, ("Accepted", False, "InvalidSpec", f"{error}{runs_on}"))
+    return _tell(status, observed, ("Accepted", False, reason, f"{error}{runs_on}"))
 
 
 def open_attempt(

@@ -13,6 +13,7 @@ from omni_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, 
 from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, POD, WORKLOAD, Kind, kind_of
 from omni_operator.notes import EventBook, Note, notes_between
 from omni_operator.observe import owner_uid
+from omni_operator.probe import is_about_the_pod
 from omni_operator.render import ObjectNames
 from omni_operator.render_objects import render_objects
 from omni_operator.state import JobKey, JobState
@@ -198,7 +199,7 @@ class Writer:
                 if found is not None and owner_uid(found) != job.uid:
                     raise _stands_in_the_way(kind, name) from None
         except Refused as exc:
-            if kind is POD and _is_about_the_pod(exc):
+            if kind is POD and is_about_the_pod(exc):
                 raise PodRefused(body["metadata"]["name"], exc.message) from exc
             raise
         if found is not None and kind in (POD, WORKLOAD):
@@ -236,13 +237,6 @@ def _stands_in_the_way(kind: Kind, name: str) -> PodRefused | Refused:
     if kind is POD:
         return PodRefused(name, message)
     return Refused(reason="AlreadyExists", message=message, code=409)
-
-
-def _is_about_the_pod(refusal: Refused) -> bool:
-    """Whether the pod is refused for what it is, and not because the operator lacks a right or the
-    namespace is on its way out."""
-    ours = ("cannot create resource", "is being terminated")
-    return not any(words in refusal.message for words in ours)
 
 
 def _document(status: JobStatus) -> dict[str, Any]:

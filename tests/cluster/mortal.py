@@ -49,7 +49,9 @@ class _MortalApi(OperatorApi):
     ) -> Sequence[Raw]:
         return await self._read(self._cluster.list(kind, namespace, label_selector=label_selector))
 
-    async def create(self, kind: Kind, body: Raw) -> Raw:
+    async def create(self, kind: Kind, body: Raw, *, dry_run: bool = False) -> Raw:
+        if dry_run:
+            return await self._read(self._cluster.create(kind, body, dry_run=True))
         return await self._write(f"create {kind.plural}", self._cluster.create(kind, body))
 
     async def apply(self, body: Raw) -> Raw:

@@ -12,8 +12,8 @@ def test_every_class_has_its_row() -> None:
 
 
 def test_what_costs_nothing_cannot_restart_for_ever_by_itself() -> None:
-    """Waiting for room is no fault of anybody's, nor is a drain, which a job follows only to another
-    node; all else is limited."""
+    """Waiting for room is nobody's fault, nor is a drain, which a job follows only to another node;
+    all else is limited."""
     free = {fault: row.by_operator for fault, row in FAULTS.items() if row.budget == "none"}
     assert free == {
         FaultClass.NODE_TAINTED: RestartAction.REPLACE_POD,

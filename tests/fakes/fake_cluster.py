@@ -42,6 +42,8 @@ class FakeCluster(Api):
         """(verb, plural, name) of every write that was done, in order."""
         self.reads: list[tuple[str, str, str]] = []
         """(verb, plural, name) of every read; the name of a list is empty."""
+        self.dry_runs: list[tuple[str, str]] = []
+        """(plural, name) of every object that was only to be judged."""
         self.quotas: dict[str, dict[str, int]] = {}
         """By namespace: most of `pods` and of `requests.RESOURCE`."""
         self.refuses: Callable[[str, Kind, str], ApiError | None] = lambda verb, kind, name: None
@@ -160,9 +162,13 @@ class FakeCluster(Api):
             and _selects(label_selector, body["metadata"].get("labels", {}))
         ]
 
-    async def create(self, kind: Kind, body: Raw) -> Raw:
+    async def create(self, kind: Kind, body: Raw, *, dry_run: bool = False) -> Raw:
         await self._begin()
         name = body["metadata"]["name"]
+        if dry_run:
+            self.dry_runs.append((kind.plural, name))
+            self._refuse("dry-run", kind, name)
+            return _copied(body)
         self._refuse("create", kind, name)
         return self._written("create", kind, self._create(kind, body))
 
