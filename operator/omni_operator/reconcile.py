@@ -99,7 +99,8 @@ class Reconciler:
         if not _is_over(job):
             await self._reader.read_attempt(job, memory)
             await self._reader.read_admission(job, memory, with_kueue=self._settings.with_kueue)
-            is_due = self._clock() - memory.lease_s >= self._settings.progress_poll_s
+            # A clock may be set back.
+            is_due = not 0 <= self._clock() - memory.lease_s < self._settings.progress_poll_s
             if is_due and job.status.holds("GangReady"):
                 await self._read_progress(job)
             await self._have_judged(job, memory)
@@ -279,6 +280,7 @@ class Reconciler:
     async def _report(self, job: JobState, step: Step, memory: JobMemory) -> float | None:
         """Write the status where that is due. Returns when to look again."""
         now_s, again_s = self._clock(), step.requeue_after_s
+        memory.status_s = min(memory.status_s, now_s)  # A clock may be set back.
         due_s = self._due_s(job, step, memory) - now_s
         if due_s > 0:
             return due_s if again_s is None else min(again_s, due_s)

@@ -220,7 +220,7 @@ class View:
         self, uid: str, heartbeat: JobHeartbeat | None, renew_time: str | None, now_s: float
     ) -> None:
         """Remember what the progress Lease of a job says now. How long it has been saying so is
-        judged by `now_s` alone, as clocks of machines differ."""
+        judged by `now_s` alone, as clocks of machines differ, and this one may be set back."""
         if heartbeat is None or uid not in self._key_of:
             self._progress.pop(uid, None)
             return
@@ -228,11 +228,11 @@ class View:
         self._renew_times[uid] = renew_time
         self._progress[uid] = Progress(
             heartbeat=heartbeat,
-            renewed_s=now_s if old is None or is_renewed else old.renewed_s,
-            step_since_s=old.step_since_s
+            renewed_s=now_s if old is None or is_renewed else min(old.renewed_s, now_s),
+            step_since_s=min(old.step_since_s, now_s)
             if old is not None and _stage(old.heartbeat) == _stage(heartbeat)
             else now_s,
-            fault_since_s=old.fault_since_s
+            fault_since_s=min(old.fault_since_s, now_s)
             if old is not None and _told(old.heartbeat) == _told(heartbeat)
             else now_s,
         )

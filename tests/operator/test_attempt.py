@@ -392,6 +392,24 @@ def test_a_job_that_never_says_a_word_hangs() -> None:
         assert "no heartbeat came" in world.status().incidents[-1].message
 
 
+def test_a_clock_that_is_set_back_hides_neither_progress_nor_its_end() -> None:
+    with World() as world:
+
+        def set_back(*, lives_s: int) -> None:
+            world.cluster.now_s -= 3600
+            for _ in range(lives_s // 10):
+                world.wake(world.view.keys())
+                world.pass_s(10)
+
+        run(world, restart={"hangAfterSeconds": 100})
+        world.pass_s(20)
+        world.beat(step=50)
+        set_back(lives_s=50)
+        assert world.status().progress.step == 50
+        set_back(lives_s=180)
+        assert world.status().incidents[-1].fault is FaultClass.HANG
+
+
 def test_nothing_is_lost_or_hung_while_the_watches_are_silent() -> None:
     with World() as world:
         run(world, restart={"hangAfterSeconds": 60})
