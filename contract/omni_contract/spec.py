@@ -7,7 +7,7 @@ from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from omni_contract.base import Clash, SpecModel, divisors
 from omni_contract.errors import SpecError
-from omni_contract.names import KIND
+from omni_contract.names import KIND, TRAINER_CONTAINER
 from omni_contract.spec_data import CheckpointSpec, DataSpec, StorageSpec
 from omni_contract.spec_model import (
     BatchSpec,
@@ -131,7 +131,11 @@ class JobSpec(SpecModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        problems = [*_parts_without_encoder(self), *_sizes_that_do_not_divide(self)]
+        problems = [
+            *_parts_without_encoder(self),
+            *_sizes_that_do_not_divide(self),
+            *_gpus_counted_twice(self),
+        ]
         if self.resources.device == "cpu" and self.train.precision == "bf16":
             problems.append(
                 ("train.precision", "bf16 needs a GPU, but resources.device is cpu; write fp32")
@@ -195,6 +199,24 @@ def _sizes_that_do_not_divide(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "(resources.nodes x resources.ranksPerNode / parallelism.llm.pipeline); "
             f"use one of {divisors(replicas)}",
         )
+
+
+def _gpus_counted_twice(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    gpu = spec.resources.gpu_resource
+    if spec.resources.device == "cpu":
+        return
+    for at, container in enumerate(spec.pod_template.containers):
+        resources = container.get("resources")
+        if container.get("name") != TRAINER_CONTAINER or not isinstance(resources, Mapping):
+            continue
+        for field in ("limits", "requests"):
+            amounts = resources.get(field)
+            if isinstance(amounts, Mapping) and gpu in amounts:
+                yield (
+                    f"podTemplate.containers[{at}].resources.{field}.{gpu}",
+                    f"the operator sets it to resources.ranksPerNode "
+                    f"({spec.resources.ranks_per_node}), one for each rank; take it out",
+                )
 
 
 class JobMetadata(SpecModel):

@@ -6,10 +6,21 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt, model_validator
 
 from omni_contract.base import Clash, SpecModel
-from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
+from omni_contract.names import DATA_CONTAINER, GROUP, TRAINER_CONTAINER
 
 _SET_BY_OPERATOR: Final = ("command", "args", "restartPolicy", "image", "workingDir")
 """Fields of our two containers that a job may not set (the image is podTemplate.image)."""
+_OUR_PREFIX: Final = f"{GROUP}/"
+"""Of the names of labels and annotations that the operator keeps for itself."""
+_SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""What Kubernetes calls most objects."""
+_RESOURCE: Final = rf"^{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_REPOSITORY: Final = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE: Final = (
+    r"^((\[[a-fA-F0-9:]+\]|[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?)(:[0-9]+)?/)?"
+    rf"{_REPOSITORY}(/{_REPOSITORY})*(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@[A-Za-z0-9+._-]+:[a-fA-F0-9]+)?$"
+)
+"""The grammar of image references: the API server takes any text, and kubelets refuse it."""
 
 
 def _without_nulls(value: Any) -> Any:
@@ -63,8 +74,8 @@ class ResourcesSpec(SpecModel):
     """Trainer ranks, and so GPUs, of a node."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is a GPU, else the CPU with gloo."""
-    gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
-    """Name of the extended resource that counts GPUs."""
+    gpu_resource: Annotated[str, Field(max_length=128, pattern=_RESOURCE)] = "nvidia.com/gpu"
+    """Name of the extended resource that counts GPUs: DOMAIN/NAME."""
     spares: Annotated[StrictInt, Field(ge=0, le=1000)] = 0
     """Running pods without a rank that hold a node for a replacement."""
 
@@ -72,8 +83,8 @@ class ResourcesSpec(SpecModel):
 class PodTemplateSpec(SpecModel):
     """What the user adds to the pods."""
 
-    image: Annotated[str, Field(max_length=512)] | None = None
-    """Trainer image. Left out: the operator's default."""
+    image: Annotated[str, Field(max_length=512, pattern=_IMAGE)] | None = None
+    """Trainer image, such as HOST/NAME:TAG. Left out: the operator's default."""
     labels: Annotated[
         dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]],
         Field(max_length=64),
@@ -85,9 +96,10 @@ class PodTemplateSpec(SpecModel):
     ] = {}
     """Annotations added to the pods."""
     image_pull_secrets: Annotated[
-        list[Annotated[str, Field(max_length=253)]], Field(max_length=16)
+        list[Annotated[str, Field(max_length=253, pattern=rf"^{_SUBDOMAIN}$")]],
+        Field(max_length=16),
     ] = []
-    """Secrets to pull it with."""
+    """Names of Secrets to pull it with."""
     priority_class_name: Annotated[str, Field(max_length=253)] | None = None
     """Priority class of the pods."""
     env: Annotated[
@@ -114,9 +126,27 @@ class PodTemplateSpec(SpecModel):
     termination_grace_seconds: Annotated[StrictInt, Field(ge=1, le=86_400)] = 120
     """Time for a last checkpoint after SIGTERM."""
 
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = tuple(
+        (
+            f"!has(self.{field}) || self.{field}.all(k, !k.startsWith('{_OUR_PREFIX}'))",
+            f"the operator keeps {field} with the prefix {_OUR_PREFIX} for itself",
+        )
+        for field in ("labels", "annotations")
+    )
+
     @model_validator(mode="after")
     def _leaves_ours_alone(self) -> Self:
-        problems = []
+        named = {"labels": self.labels, "annotations": self.annotations}
+        problems = [
+            (
+                f"{field}.{key}",
+                f"the operator keeps {field} with the prefix {_OUR_PREFIX} for itself; take it "
+                "out, or give it a prefix of your own",
+            )
+            for field, values in named.items()
+            for key in values
+            if key.startswith(_OUR_PREFIX)
+        ]
         for at, container in enumerate(self.containers):
             path = f"containers[{at}]"
             name = container.get("name")

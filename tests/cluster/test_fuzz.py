@@ -31,8 +31,8 @@ DIFFERENCES: Final[Mapping[str, str]] = {
     r"not a whole number of tokens|above 10{16};": "CEL does not count what is written as text: "
     "50k, 1.5M",
     r"where the stage before ends": "nor does it compare two such texts",
-    r"a container needs a name|the operator sets it for container": "containers have Kubernetes' "
-    "own form, which the schema leaves free",
+    r"a container needs a name|the operator sets it (for container|to)": "containers have "
+    "Kubernetes' own form, which the schema leaves free",
 }
 """What Python refuses and the API server does not, by what Python says, and why."""
 

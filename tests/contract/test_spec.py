@@ -9,6 +9,7 @@ from omni_contract.errors import SpecError
 from omni_contract.jobfile import read_job
 from omni_contract.spec import Job
 from tests.contract.jobs import DEMO, EXAMPLES, changed
+from tests.contract.kubernetes import refusals
 
 
 def errors_of(job: Any) -> list[str]:
@@ -194,6 +195,19 @@ def test_the_demo_job_is_read_with_defaults() -> None:
             "'trainer'; take it out, or add a container of another name",
         ),
         (
+            "spec.podTemplate",
+            {"labels": {"megascale-omni.dev/job": "mine"}},
+            "spec.podTemplate.labels.megascale-omni.dev/job: the operator keeps labels with the "
+            "prefix megascale-omni.dev/ for itself; take it out, or give it a prefix of your own",
+        ),
+        (
+            "spec.podTemplate",
+            {"annotations": {"megascale-omni.dev/note": "mine"}},
+            "spec.podTemplate.annotations.megascale-omni.dev/note: the operator keeps annotations "
+            "with the prefix megascale-omni.dev/ for itself; take it out, or give it a prefix of "
+            "your own",
+        ),
+        (
             "spec.data.mixture.0.ramp",
             "linear",
             "spec.data.mixture[0].ramp: the first stage has no weights to ramp from",
@@ -324,3 +338,69 @@ def test_a_file_nested_without_end_is_a_sentence(tmp_path: Path) -> None:
     path.write_text("spec: " + "[" * 5000 + "]" * 5000)
     with pytest.raises(SpecError, match="nested too deep"):
         read_job(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("spec.resources.gpuResource", "nvidia.com/ gpu"),
+        ("spec.resources.gpuResource", "gpu"),
+        ("spec.resources.gpuResource", "NVIDIA.com/gpu"),
+        ("spec.podTemplate", {"imagePullSecrets": ["my secret"]}),
+        ("spec.podTemplate", {"imagePullSecrets": [""]}),
+        ("spec.podTemplate", {"image": "trainer 2"}),
+        ("spec.podTemplate", {"image": "registry.example/Trainer:2"}),
+        ("spec.podTemplate", {"image": "registry.example/trainer:"}),
+        ("spec.podTemplate", {"image": "https://registry.example/trainer"}),
+        ("spec.podTemplate", {"labels": {"megascale-omni.dev/team": "a"}}),
+    ],
+)
+def test_a_name_that_no_cluster_knows_is_refused_by_the_api_server_too(
+    field: str, value: Any
+) -> None:
+    job = changed(field, value)
+    assert field in errors_of(job)[0]
+    assert refusals(job)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("spec.resources.gpuResource", "amd.com/gpu"),
+        ("spec.resources.gpuResource", "nvidia.com/mig-1g.5gb.shared"),
+        ("spec.podTemplate", {"imagePullSecrets": ["team.pull-1"]}),
+        ("spec.podTemplate", {"image": "trainer"}),
+        ("spec.podTemplate", {"image": "localhost:5000/a/b__c/d-e.f:V1.2_x"}),
+        ("spec.podTemplate", {"image": "[fd00::1]:5000/trainer:1"}),
+        ("spec.podTemplate", {"image": f"Registry.example/trainer:1@sha256:{'0a' * 32}"}),
+        ("spec.podTemplate", {"labels": {"example.com/team": "a"}}),
+        (
+            "spec.podTemplate",
+            {"containers": [{"name": "data", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
+        ),
+        (
+            "spec.podTemplate",
+            {"containers": [{"name": "trainer", "resources": {"limits": {"rdma/hca": 1}}}]},
+        ),
+    ],
+)
+def test_a_name_that_clusters_know_is_taken(field: str, value: Any) -> None:
+    job = changed(field, value)
+    Job.read(job)
+    assert not refusals(job)
+
+
+@pytest.mark.parametrize("field", ["limits", "requests"])
+def test_gpus_of_the_trainer_are_counted_by_its_ranks_alone(field: str) -> None:
+    job = changed("spec.resources.device", "auto")
+    gpu = {field: {"example.com/gpu": 1}}
+    job["spec"]["podTemplate"] = {"containers": [{"name": "trainer", "resources": gpu}]}
+    Job.read(job)
+    job["spec"]["resources"]["gpuResource"] = "example.com/gpu"
+    ranks = job["spec"]["resources"]["ranksPerNode"]
+    assert errors_of(job) == [
+        f"spec.podTemplate.containers[0].resources.{field}.example.com/gpu: the operator sets it "
+        f"to resources.ranksPerNode ({ranks}), one for each rank; take it out"
+    ]
+    job["spec"]["resources"]["device"] = "cpu"
+    Job.read(job)  # Nothing is laid over it there.

