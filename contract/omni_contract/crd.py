@@ -17,6 +17,7 @@ from omni_contract.status import JobStatus
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "The conditions in one word.", 0),
+    ("Reason", "string", ".status.reason", "What explains the phase.", 0),
     ("Step", "integer", ".status.progress.step", "Optimizer steps finished.", 0),
     ("Of", "integer", ".status.progress.numSteps", "Steps of the whole job.", 0),
     ("Loss", "number", ".status.progress.loss", "Loss of the last step.", 0),

@@ -172,6 +172,8 @@ class JobStatus(StatusModel):
     """metadata.generation of the spec that this status answers."""
     phase: Phase = "Pending"
     """The conditions in one word."""
+    reason: Reason | None = None
+    """Reason of the condition that explains the phase."""
     conditions: Annotated[
         list[Condition],
         Field(

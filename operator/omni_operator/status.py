@@ -64,10 +64,31 @@ def phase_of(status: JobStatus) -> Phase:
     return "Pending"
 
 
+def reason_of(status: JobStatus) -> str | None:
+    """Reason of the condition that explains the phase: of a job that ought to run, the first one
+    that keeps it from that, or what is wrong with it all the same."""
+    for type_, _ in _OVER_ALL:
+        if (found := status.condition(type_)) is not None and found.status == "True":
+            return found.reason
+    for type_ in ("Accepted", "Placed", "GangReady"):
+        if status.holds("Running"):
+            break
+        if (found := status.condition(type_)) is not None and found.status == "False":
+            return found.reason
+    explains = status.condition("Degraded" if status.holds("Degraded") else "Running")
+    return None if explains is None else explains.reason
+
+
 def with_phase(status: JobStatus, observed: Observed) -> JobStatus:
-    """The status with the phase of its conditions, as an answer to the spec of now."""
-    update = {"phase": phase_of(status), "observed_generation": observed.job.generation}
-    return status.model_copy(update=update)
+    """The status with the phase of its conditions and its reason, as an answer to the spec of
+    now."""
+    return status.model_copy(
+        update={
+            "phase": phase_of(status),
+            "reason": reason_of(status),
+            "observed_generation": observed.job.generation,
+        }
+    )
 
 
 def active_s(status: JobStatus, now_s: float) -> float:
@@ -161,11 +182,15 @@ def _words(status: JobStatus) -> list[str]:
 
 
 _ORDER: Final = {type_: place for place, type_ in enumerate(CONDITIONS)}
-_PHASES: Final[tuple[tuple[str, Phase], ...]] = (
+_OVER_ALL: Final[tuple[tuple[str, Phase], ...]] = (
     ("Failed", "Failed"),
     ("Completed", "Completed"),
     ("Suspended", "Suspended"),
     ("Restarting", "Restarting"),
+)
+"""These say why themselves."""
+_PHASES: Final[tuple[tuple[str, Phase], ...]] = (
+    *_OVER_ALL,
     ("Running", "Running"),
     ("GangReady", "Starting"),
     ("Placed", "Starting"),

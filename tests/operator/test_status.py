@@ -25,6 +25,7 @@ from omni_operator.status import (
     phase_of,
     set_condition,
     significance,
+    with_phase,
 )
 from omni_operator.status_life import (
     accept,
@@ -117,6 +118,33 @@ def test_the_phase_is_the_conditions_in_one_word(holding: tuple[str, ...], phase
     for type_ in holding:
         status = set_condition(status, type_, True, "A", "a", observed=running_job().look())
     assert phase_of(status) == phase
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ((), None),
+        ((("Accepted", False), ("Running", False)), "AcceptedF"),
+        ((("Accepted", True), ("Placed", False), ("GangReady", False)), "PlacedF"),
+        ((("Placed", True), ("GangReady", False), ("Running", False)), "GangReadyF"),
+        ((("Placed", True), ("GangReady", True), ("Running", False)), "RunningF"),
+        ((("GangReady", True), ("Running", False), ("Degraded", True)), "DegradedT"),
+        ((("Running", True), ("Degraded", False)), "RunningT"),
+        ((("Accepted", False), ("Running", True), ("Degraded", True)), "DegradedT"),
+        ((("Placed", False), ("Restarting", True)), "RestartingT"),
+        ((("Placed", False), ("Suspended", True)), "SuspendedT"),
+        ((("Running", False), ("Completed", True)), "CompletedT"),
+        ((("Failed", True), ("Degraded", True)), "FailedT"),
+    ],
+)
+def test_the_reason_is_that_of_the_condition_which_explains_the_phase(
+    told: tuple[tuple[str, bool], ...], reason: str | None
+) -> None:
+    status, observed = BEGIN, running_job().look()
+    for type_, holds in told:
+        word = f"{type_}{'T' if holds else 'F'}"
+        status = set_condition(status, type_, holds, word, "a", observed=observed)
+    assert with_phase(status, observed).reason == reason
 
 
 # The life of a job.
