@@ -33,6 +33,13 @@ def is_node_lost(name: str, observed: Observed, spec: JobSpec) -> bool:
     return left_s is not None and left_s <= 0
 
 
+def is_silent(name: str, observed: Observed) -> bool:
+    """Whether nobody on a node will carry out a deletion: it is gone or unreachable, or people say
+    that it is off. A kubelet that says of itself that it is not Ready still ends its pods."""
+    node = observed.nodes.get(name)
+    return node is None or node.ready == "Unknown" or _out_of_service(node) is not None
+
+
 def lost_in_s(name: str, observed: Observed, spec: JobSpec) -> float | None:
     """Seconds until a node counts as lost if nothing changes; None: it is well, or who knows."""
     if not observed.watch_is_healthy:

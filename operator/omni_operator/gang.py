@@ -8,7 +8,7 @@ from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.spec import JobSpec
 from omni_operator.faults import released_since_s
-from omni_operator.faults_node import is_in_doubt, is_node_lost
+from omni_operator.faults_node import is_in_doubt, is_node_lost, is_silent
 from omni_operator.kinds import POD
 from omni_operator.placing import NodeNeeds
 from omni_operator.render import (
@@ -56,11 +56,15 @@ def missing_pods(
 
 
 def end_pods(observed: Observed, spec: JobSpec, pods: Iterable[PodState]) -> tuple[Delete, ...]:
-    """Delete pods. Those on a lost node are taken out of the API at once, because nobody there
-    answers, and a pod that hangs in its end would be in the way for ever."""
+    """Delete pods. Those on a lost node where nobody answers are taken out of the API at once: a pod
+    that hangs in its end would stay for ever."""
     deletes = []
     for pod in pods:
-        is_lost = pod.node is not None and is_node_lost(pod.node, observed, spec)
+        is_lost = (
+            pod.node is not None
+            and is_silent(pod.node, observed)
+            and is_node_lost(pod.node, observed, spec)
+        )
         if pod.deleting_since_s is None or is_lost:
             deletes.append(
                 Delete(kind=POD, name=pod.name, uid=pod.uid, grace_s=0 if is_lost else None)

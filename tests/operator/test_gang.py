@@ -97,6 +97,23 @@ def test_c31_nor_does_one_that_somebody_else_deleted() -> None:
         assert lost not in world.nodes_of().values()
 
 
+def test_c31_a_kubelet_that_is_unwell_but_answers_is_waited_for() -> None:
+    """A pod that is taken out of the API may run on: that is only for nodes where nobody answers.
+    The job does not wait for it either way."""
+    with World() as world:
+        world.apply(job())
+        world.pass_s(5)
+        world.beat(step=4)
+        lost, old = str(world.pod(2)["spec"]["nodeName"]), world.pod_name(2)
+        world.cluster.dead_nodes.add(lost)
+        world.ready(lost, "False")
+        world.pass_s(60)
+        assert world.status().phase == "Running"
+        assert world.status().attempt == 2
+        [left] = [pod for pod in world.pods() if pod["metadata"]["name"] == old]
+        assert left["metadata"]["deletionTimestamp"]
+
+
 def _mark_deleted(pod: dict[str, Any]) -> None:
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 
