@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_cli.job_read import PodRecord, PodWord
-from omni_cli.job_view import Signs, counted
+from omni_cli.job_view import Signs, Trimmed, counted
 from omni_contract.placement import JobPlacement, PlacedPod
 
 LiveWord = PodWord | None
@@ -114,7 +114,7 @@ def unit_name(unit: int) -> str:
     return letters
 
 
-def placement_picture(name: str, chart: Chart, signs: Signs, *, width: int) -> Group:
+def placement_picture(name: str, chart: Chart, signs: Signs, *, width: int) -> Trimmed:
     """Domains from the widest to the narrowest, the pods in them, and the units that span."""
     placement = chart.placement
     spares = f" + {counted(len(placement.spares), 'spare')}" if placement.spares else ""
@@ -125,7 +125,7 @@ def placement_picture(name: str, chart: Chart, signs: Signs, *, width: int) -> G
     )
     parts: list[RenderableType] = [heading]
     parts += [*_tree(chart, width), Text(), *_units(placement, signs), _legend(chart)]
-    return Group(*parts)
+    return Trimmed(picture=Group(*parts))
 
 
 def _tree(chart: Chart, width: int) -> list[Text]:
@@ -214,7 +214,7 @@ def _legend(chart: Chart) -> Text:
     return Text(f"pods  {'   '.join(said)}", style="dim")
 
 
-def placement_table(chart: Chart) -> Table:
+def placement_table(chart: Chart) -> Trimmed:
     """A line a pod."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("", "kubernetes node", "domains", "pod", "state"):
@@ -228,4 +228,4 @@ def placement_table(chart: Chart) -> Table:
             seat.pod.name,
             f"{state}: {seat.detail}" if seat.detail else state,
         )
-    return table
+    return Trimmed(picture=table)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_cli.job_read import EventRecord, JobRecord, time_of
+from omni_cli.job_view import Trimmed
 from omni_contract.status import STAGES, Incident
 
 BAR: Final = 20
@@ -19,6 +20,11 @@ _LETTERS: Final = dict(zip(STAGES, "DdTSsF", strict=True))
 _STYLES: Final = dict(
     zip(STAGES, ("red", "magenta", "yellow", "blue", "cyan", "green"), strict=True)
 )
+_LIFE: Final = (
+    "Suspending", "Suspended", "AttemptOpened", "Resumed", "Placed", "GangReady", "Running",
+    "Restarted", "Completed", "Failed", "over",
+)  # fmt: skip
+"""Events of an attempt in the order in which they come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +34,11 @@ class Entry:
     time: datetime
     text: str
     style: str = ""
+    place: int = 0
+    """Among what happened in the same second, which is all that Events tell."""
 
 
-def timeline_picture(job: JobRecord, events: Sequence[EventRecord]) -> Group:
+def timeline_picture(job: JobRecord, events: Sequence[EventRecord]) -> Trimmed:
     """Everything that `kubectl mmtj timeline` shows."""
     parts: list[RenderableType] = []
     if job.status.incidents:
@@ -38,20 +46,31 @@ def timeline_picture(job: JobRecord, events: Sequence[EventRecord]) -> Group:
     else:
         parts += [Text(f"{job.name}: no incident so far"), Text()]
     parts.append(_lines(entries(job, events)))
-    return Group(*parts)
+    return Trimmed(picture=Group(*parts))
 
 
 def entries(job: JobRecord, events: Sequence[EventRecord]) -> list[Entry]:
     """All that is known to have happened, oldest first."""
     status = job.status
-    found = [Entry(time=job.created, text="created")]
+    found = [Entry(time=job.created, text="created", place=-1)]
     if status.opened_at is not None:
         why = f" by {status.opened_by}" if status.opened_by is not None else ""
         found.append(
-            Entry(time=time_of(status.opened_at), text=f"attempt {status.attempt} opened{why}")
+            Entry(
+                time=time_of(status.opened_at),
+                text=f"attempt {status.attempt} opened{why}",
+                place=_place("AttemptOpened"),
+            )
         )
     if status.start_time is not None:
-        found.append(Entry(time=time_of(status.start_time), text="runs", style="green"))
+        found.append(
+            Entry(
+                time=time_of(status.start_time),
+                text="runs",
+                style="green",
+                place=_place("Running"),
+            )
+        )
     for incident in status.incidents:
         where = f" on {incident.kubernetes_node}" if incident.kubernetes_node else ""
         found.append(
@@ -64,7 +83,8 @@ def entries(job: JobRecord, events: Sequence[EventRecord]) -> list[Entry]:
     if status.completion_time is not None:
         end = job.end or "over"
         style = "bold green" if end == "Completed" else "bold red"
-        found.append(Entry(time=time_of(status.completion_time), text=end, style=style))
+        time = time_of(status.completion_time)
+        found.append(Entry(time=time, text=end, style=style, place=_place(end)))
     for event in events:
         times = f" ({event.count} times)" if event.count > 1 else ""
         found.append(
@@ -72,9 +92,16 @@ def entries(job: JobRecord, events: Sequence[EventRecord]) -> list[Entry]:
                 time=event.time,
                 text=f"event {event.reason}: {event.message}{times}",
                 style="yellow" if event.is_warning else "",
+                place=_place(event.reason),
             )
         )
-    return sorted(found, key=lambda entry: entry.time)
+    # Events are cut to whole seconds, the times of the status are not.
+    return sorted(found, key=lambda e: (e.time.replace(microsecond=0), e.place, e.time))
+
+
+def _place(reason: str) -> int:
+    """Where in the life of an attempt an Event stands: faults, which end the one before, first."""
+    return _LIFE.index(reason) + 1 if reason in _LIFE else 0
 
 
 def _incidents(incidents: Sequence[Incident]) -> Table:

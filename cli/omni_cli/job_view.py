@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -48,7 +49,25 @@ class Signs:
         return cls(good="+", bad="x", waits="o", off=".", full="#", empty=".")
 
 
-def status_picture(job: JobRecord, signs: Signs, now: datetime) -> Group:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimmed:
+    """A picture without the blanks to the right with which tables fill their cells."""
+
+    picture: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich asks for."""
+        for line in console.render_lines(self.picture, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                last = line.pop()
+                line.append(Segment(last.text.rstrip(), last.style))
+            yield from line
+            yield Segment.line()
+
+
+def status_picture(job: JobRecord, signs: Signs, now: datetime) -> Trimmed:
     """Everything that `kubectl mmtj status` shows."""
     status = job.status
     parts: list[RenderableType] = [_heading(job)]
@@ -62,7 +81,7 @@ def status_picture(job: JobRecord, signs: Signs, now: datetime) -> Group:
     hint = advice(job, now)
     if hint:
         parts += [Text(), Text(hint, style="bold")]
-    return Group(*parts)
+    return Trimmed(picture=Group(*parts))
 
 
 def _heading(job: JobRecord) -> Text:
@@ -171,16 +190,32 @@ def _conditions(job: JobRecord, signs: Signs, now: datetime) -> Table:
     table.add_column()
     table.add_column(style="dim", justify="right")
     table.add_column(overflow="fold")
-    for kind in CONDITIONS:
-        found = job.condition(kind)
-        if found is not None:
-            table.add_row(
-                _sign(found, signs),
-                kind,
-                age(now, time_of(found.last_transition_time)),
-                Text.assemble((found.reason, "bold"), " ", (found.message, "")),
-            )
+    for found, others in _said_once(job):
+        table.add_row(
+            _sign(found, signs),
+            found.type,
+            age(now, time_of(found.last_transition_time)),
+            Text.assemble((found.reason, "bold"), " ", (found.message, ""), (others, "dim")),
+        )
     return table
+
+
+def _said_once(job: JobRecord) -> Iterator[tuple[Condition, str]]:
+    """The conditions in their order, each with a line on those that say the same: the one that
+    holds stands for all of them, else the first."""
+    found = [one for kind in CONDITIONS if (one := job.condition(kind)) is not None]
+    alike: dict[tuple[str, str], list[Condition]] = {}
+    for one in found:
+        alike.setdefault((one.reason, one.message), []).append(one)
+    for one in found:
+        group = alike[one.reason, one.message]
+        if one is not next((other for other in group if other.status == "True"), group[0]):
+            continue
+        also = [o.type for o in group if o is not one and o.status == one.status]
+        differ = [o.type for o in group if o.status != one.status]
+        lines = [f"\nalso {', '.join(also)}"] if also else []
+        lines += [f"\nso not {', '.join(differ)}"] if differ else []
+        yield one, "".join(lines)
 
 
 def _sign(found: Condition, signs: Signs) -> Text:
@@ -219,10 +254,10 @@ def advice(job: JobRecord, now: datetime) -> str | None:
 def _advice(job: JobRecord, now: datetime) -> Iterator[str]:
     name, status = job.name, job.status
     if job.end == "Failed":
+        before = f", kubectl mmtj logs {name} --previous-attempt" if status.attempt > 1 else ""
         yield (
-            f"It is over. See why: kubectl mmtj timeline {name}, kubectl mmtj logs {name} "
-            "--previous-attempt. To go on from its checkpoints, delete it and apply it again with "
-            "the cause mended."
+            f"It is over. See why: kubectl mmtj timeline {name}, kubectl mmtj logs {name}{before}. "
+            "To go on from its checkpoints, delete it and apply it again with the cause mended."
         )
     if job.end is not None:
         return
@@ -247,6 +282,11 @@ def _advice(job: JobRecord, now: datetime) -> Iterator[str]:
         yield f"It waits for its pods. Which and why: kubectl mmtj placement {name}"
     if job.holds("Restarting"):
         yield f"It comes back by itself. Follow it: kubectl mmtj status {name} --watch"
+    if job.holds("Running") and not status.progress.step and job.limits is not None:
+        yield (
+            f"The first step may take restart.startAfterSeconds, "
+            f"{job.limits.start_after_seconds:g} s here: imports, data, warm-up."
+        )
 
 
 _LEVELS: Final = (

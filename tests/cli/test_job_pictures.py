@@ -150,9 +150,17 @@ FALSE, TRUE = "False", "True"
             "kubectl mmtj placement stamps",
         ),
         ([condition("Restarting", TRUE, "NodeLost")], {}, "status stamps --watch"),
-        ([condition("Failed", TRUE, "RestartLimit")], {}, "kubectl mmtj timeline stamps"),
+        (
+            [condition("Failed", TRUE, "RestartLimit")],
+            {},
+            "timeline stamps, kubectl mmtj logs stamps.",
+        ),
         ([condition("Completed", TRUE, "Done")], {}, None),
-        ([condition("Running", TRUE, "AllPodsRun")], {}, None),
+        (
+            [condition("Running", TRUE, "AllPodsRun")],
+            {"restart": {"startAfterSeconds": 1200}},
+            "first step may take restart.startAfterSeconds, 1200 s here",
+        ),
     ],
 )
 def test_a_job_that_waits_says_what_to_do(
@@ -161,6 +169,42 @@ def test_a_job_that_waits_says_what_to_do(
     status = {"observedGeneration": 1, "conditions": conditions}
     said = advice(JobRecord.of(a_job(status=status, **spec)), NOW)
     assert said is None if says is None else said is not None and says in said
+
+
+def test_a_job_that_made_a_step_needs_no_advice() -> None:
+    assert advice(JobRecord.of(a_job(status=running_status())), NOW) is None
+
+
+def test_a_job_that_failed_later_has_pods_of_before_to_read() -> None:
+    failed = running_status(conditions=[condition("Failed", TRUE, "GaveUp")])
+    said = advice(JobRecord.of(a_job(status=failed)), NOW)
+    assert said is not None
+    assert "kubectl mmtj logs stamps, kubectl mmtj logs stamps --previous-attempt." in said
+
+
+def test_conditions_that_say_the_same_are_told_once() -> None:
+    said = "spec.suspend is true and all pods have ended"
+    off = [condition(k, FALSE, "Suspended", said) for k in ("Placed", "GangReady", "Running")]
+    held = condition("Suspended", TRUE, "Suspended", said)
+    over = [condition(k, FALSE, "Completed", "it is over") for k in ("Degraded", "Restarting")]
+    picture = shown(status={"conditions": [*off, *over, held]})
+    assert picture.count("Suspended spec.suspend is true") == 1
+    assert "so not Placed, GangReady, Running" in picture
+    assert picture.count("it is over") == 1 and "also Restarting" in picture
+
+
+def test_no_line_ends_in_blanks() -> None:
+    job = JobRecord.of(a_job(status=running_status()))
+    console = console_of()
+    events = [EventRecord.of(an_event("2026-01-01T08:00:30Z", "Placed", "on 2 nodes"))]
+    for picture in (
+        status_picture(job, Signs.of(console), NOW),
+        timeline_picture(job, events),
+        placement_table(Chart.of(PLACEMENT, [])),
+    ):
+        lines = text_of(picture, console).splitlines()
+        assert lines == [line.rstrip() for line in lines]
+        assert len(lines) > 3
 
 
 def test_a_job_that_no_operator_looks_at_says_so_after_a_while() -> None:
@@ -225,6 +269,26 @@ def test_the_timeline_is_in_time_order() -> None:
     ]
     said = text_of(timeline_picture(job, [EventRecord.of(event) for event in events]), console_of())
     assert "2026-01-01" in said and "2026-01-02" in said and "08:05:00" in said
+
+
+def test_events_of_one_second_stand_in_the_order_in_which_they_came() -> None:
+    status = running_status(
+        openedAt="2026-01-01T08:10:00.700Z",
+        incidents=[an_incident("2026-01-01T08:10:00.650Z")],
+    )
+    reasons = ("Restarted", "Running", "Placed", "AttemptOpened", "GangReady", "NodeLost")
+    events = [EventRecord.of(an_event("2026-01-01T08:10:00Z", reason, "so")) for reason in reasons]
+    found = [entry.text for entry in entries(JobRecord.of(a_job(status=status)), events)]
+    assert found[2:] == [
+        "event NodeLost: so",
+        "NodeLost on n7, ReplacePod: node n7 is not Ready for 30 s",
+        "event AttemptOpened: so",
+        "attempt 2 opened by ReplacePod",
+        "event Placed: so",
+        "event GangReady: so",
+        "event Running: so",
+        "event Restarted: so",
+    ]
 
 
 def test_a_stage_bar_is_as_long_as_the_stages() -> None:
