@@ -118,6 +118,17 @@ def test_a_full_quota_is_told_from_other_refusals(tell: Callable[[Story], None])
     tell(story)
 
 
+def test_what_is_only_to_be_judged_is_not_made(tell: Callable[[Story], None]) -> None:
+    async def story(api: Api, namespace: str) -> None:
+        body = pod(namespace, "a")
+        judged = await api.create(POD, body, dry_run=True)
+        assert judged["metadata"]["name"] == "a"
+        assert await api.get(POD, namespace, "a") is None
+        await api.create(POD, body)
+
+    tell(story)
+
+
 def test_gates_are_lifted_once_and_only_from_the_pod_that_was_looked_at(
     tell: Callable[[Story], None],
 ) -> None:
