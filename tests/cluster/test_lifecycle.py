@@ -373,6 +373,7 @@ def a_drained_node_moves_its_pod_once_and_costs_nothing(scene: Scene) -> Story[N
     began_s = time.monotonic()
     yield until("some seconds over", lambda: time.monotonic() > began_s + 5)
     assert job.status.attempt == 2 and job.status.restarts == 0
+    assert len(job.status.incidents) == 1
     assert job.node_of[1] != pod["spec"]["nodeName"]
 
 
