@@ -75,8 +75,8 @@ def measure_faults(scene: Scene, *, num_nodes: int, times: int) -> Iterator[Figu
         unit="s",
         how="JobSet 0.11.1 on the same control plane; it binds no pod to a node",
     )
-    yield from _beside("one failed container", failed, peer_failed)
-    yield from _beside("one lost node", lost, peer_lost)
+    yield from _beside("one failed container", failed, peer_failed, waits=False)
+    yield from _beside("one lost node", lost, peer_lost, waits=True)
     yield Figure(
         name=f"{NUM_LOST} lost nodes at once, to all running",
         value=many.total_s,
@@ -85,7 +85,11 @@ def measure_faults(scene: Scene, *, num_nodes: int, times: int) -> Iterator[Figu
     )
 
 
-def _beside(what: str, ours: list[Recovery], peers: list[Recovery]) -> Iterator[Figure]:
+def _beside(
+    what: str, ours: list[Recovery], peers: list[Recovery], *, waits: bool
+) -> Iterator[Figure]:
+    """Both recoveries. Where all have to wait for the control plane to see the fault, the goal is
+    about what comes then."""
     told = f"ours {', '.join(map(str, ours))}; JobSet {', '.join(map(str, peers))}"
 
     def median(recoveries: list[Recovery], part: str) -> float:
@@ -95,15 +99,18 @@ def _beside(what: str, ours: list[Recovery], peers: list[Recovery]) -> Iterator[
         yield Figure(
             name=f"{what}, to {name}", value=median(ours, part), unit="s", how=f"medians; {told}"
         )
-    yield Figure(
-        name=f"{what}, JobSet's time over ours from being seen",
-        value=median(peers, "mend_s") / median(ours, "mend_s"),
-        unit="times",
-        goal=5,
-        is_least=True,
-        how=f"medians; from the fault on it is "
-        f"{median(peers, 'total_s') / median(ours, 'total_s'):.1f} times; {told}",
-    )
+    for name, part, has_goal in (
+        ("from the fault on", "total_s", not waits),
+        ("from being seen", "mend_s", waits),
+    ):
+        yield Figure(
+            name=f"{what}, JobSet's time over ours {name}",
+            value=median(peers, part) / median(ours, part),
+            unit="times",
+            goal=5 if has_goal else None,
+            is_least=True,
+            how=f"medians; {told}",
+        )
 
 
 class _Job:
