@@ -6,10 +6,10 @@ from typing import Final
 
 from benchmarks.operator.figures import Figure
 from benchmarks.operator.jobs import big_job, plan_of
-from omni_planner.place import best_share, place, share_in_one_domain
-from omni_planner.place_levels import Levels, detect
-from omni_planner.place_types import ClusterNode, Placement, Request
-from omni_planner.place_units import request_of
+from omni_planner.placement.levels import Levels, detect
+from omni_planner.placement.place import best_share, place, share_in_one_domain
+from omni_planner.placement.types import ClusterNode, Placement, Request
+from omni_planner.placement.units import request_of
 from tests.cluster.nodes import Grid, NodeSpec
 
 GPUS: Final = 8

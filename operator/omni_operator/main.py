@@ -18,15 +18,15 @@ import kopf
 
 from omni_operator.api import ApiError, ApiUnavailable
 from omni_operator.cluster import Access, Cluster
-from omni_operator.health import Answer, Pulse, serve
 from omni_operator.kinds import JOB, WORKLOAD, Kind
-from omni_operator.leader import WATCHED, Leader
-from omni_operator.lease import Elector, LeaseLost
 from omni_operator.options import Options, parse
-from omni_operator.queue import Queue
-from omni_operator.reconcile import Reconciler
+from omni_operator.process.health import Answer, Pulse, serve
+from omni_operator.process.leader import WATCHED, Leader
+from omni_operator.process.lease import Elector, LeaseLost
+from omni_operator.process.queue import Queue
+from omni_operator.reconcile.reconciler import Reconciler
 from omni_operator.telemetry import Telemetry, load_span_exporter
-from omni_operator.view import View
+from omni_operator.watch.view import View
 
 _LOG: Final = logging.getLogger("omni_operator")
 _IDLE_S: Final = 180.0

@@ -418,4 +418,4 @@ ROWS: Final = (
         stages=("restarting",),
     ),
 )
-"""Every class has a row; the unit tests of `omni_operator.faults` read those of single pods."""
+"""Every class has a row; unit tests of `omni_operator.faults.detect` read those of single pods."""

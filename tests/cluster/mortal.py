@@ -13,10 +13,10 @@ from omni_operator.api import Api as OperatorApi
 from omni_operator.api import Raw
 from omni_operator.cluster import Access, Cluster
 from omni_operator.kinds import JOB, NODE, POD, Kind
-from omni_operator.reconcile import Reconciler
+from omni_operator.reconcile.reconciler import Reconciler
 from omni_operator.settings import Settings
 from omni_operator.state import JobKey
-from omni_operator.view import View
+from omni_operator.watch.view import View
 from tests.cluster.cluster import Cluster as TestCluster
 from tests.cluster.stories import Seen
 

@@ -8,12 +8,12 @@ import yaml
 
 from omni_contract.records import History
 from omni_operator.kinds import LEASE, POD, kind_of
-from omni_operator.observe import read_job
 from omni_operator.options import parse
-from omni_operator.render import Object
-from omni_operator.render_objects import render_objects, render_placement
-from omni_operator.render_pod import render_pod
+from omni_operator.render.names import Object
+from omni_operator.render.objects import render_objects, render_placement
+from omni_operator.render.pod import render_pod
 from omni_operator.settings import Settings
+from omni_operator.watch.observe import read_job
 from tests.cluster.api import Api, ApiError, wait_for
 from tests.cluster.chart import (
     CHART,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from omni_operator.cluster import Access, Cluster
+from omni_operator.decisions.probe import find_refusal
 from omni_operator.kinds import POD
-from omni_operator.probe import find_refusal
 from tests.cluster.api import wait_for
 from tests.cluster.control_plane import ControlPlane
 from tests.operator.rendering import SETTINGS, job_state, with_template

@@ -8,18 +8,18 @@ import pytest
 from omni_contract.names import ANNOTATION_ATTEMPT, LABEL_JOB
 from omni_contract.records import History
 from omni_operator.kinds import LEASE, POD, kind_of
-from omni_operator.observe import read_job, read_pod
-from omni_operator.render import Object, ObjectNames, annotation_patch, gate_patch
-from omni_operator.render_objects import (
+from omni_operator.render.names import Object, ObjectNames, annotation_patch, gate_patch
+from omni_operator.render.objects import (
     RenderedObjects,
     read_placement,
     read_plan,
     render_objects,
     render_placement,
 )
-from omni_operator.render_pod import render_pod
+from omni_operator.render.pod import render_pod
 from omni_operator.settings import Settings
 from omni_operator.state import JobState
+from omni_operator.watch.observe import read_job, read_pod
 from tests.cluster.api import Api, ApiError, wait_for
 from tests.cluster.cluster import Cluster
 from tests.cluster.job_kind import install_job_kind, jobs_path

@@ -13,12 +13,12 @@ from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
 from omni_contract.records import History, JobHeartbeat
 from omni_contract.status import Condition, JobStatus, write_time
-from omni_operator.faults import find
-from omni_operator.observe import read_pod
-from omni_operator.render_pod import render_pod
+from omni_operator.faults.detect import find
+from omni_operator.render.pod import render_pod
 from omni_operator.state import JobState, NodeState, Observed, PodState, Progress, Taint
-from omni_operator.status_life import open_attempt, place, release_gang
-from omni_operator.status_live import refresh
+from omni_operator.status.life import open_attempt, place, release_gang
+from omni_operator.status.live import refresh
+from omni_operator.watch.observe import read_pod
 from tests.cluster.api import Api, ApiError, Object, PatchType
 from tests.cluster.pods import Pods, now
 from tests.contract.jobs import changed

@@ -6,7 +6,7 @@ from omni_contract.placement import JobPlacement, PlacedPod
 from omni_contract.plan import JobPlan
 from omni_contract.spec import Job
 from omni_contract.status import JobStatus
-from omni_operator.render import ObjectNames
+from omni_operator.render.names import ObjectNames
 from omni_operator.settings import Settings
 from omni_operator.state import JobKey, JobState
 from omni_planner.compile import compile_plan

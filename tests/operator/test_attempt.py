@@ -8,7 +8,7 @@ from omni_contract.names import ANNOTATION_NODE, ANNOTATION_RESTART
 from omni_contract.records import History, PodEnd
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import Incident, JobStatus, RestartBudget
-from omni_operator.attempt import backoff_s, previous_action
+from omni_operator.decisions.attempt import backoff_s, previous_action
 from omni_operator.kinds import NODE, POD
 from tests.operator.world import World, job, node
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from omni_contract.names import ANNOTATION_RESTART
 from omni_operator.kinds import CONFIG_MAP, POD
-from omni_operator.render_objects import read_placement
+from omni_operator.render.objects import read_placement
 from tests.fakes.fake_cluster import Killed
 from tests.operator.world import World, job
 

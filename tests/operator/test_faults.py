@@ -11,7 +11,7 @@ from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER, Exit
 from omni_contract.records import History, PodEnd
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import JobStatus
-from omni_operator.faults import (
+from omni_operator.faults.detect import (
     describe,
     find,
     find_cause,
@@ -20,9 +20,9 @@ from omni_operator.faults import (
     next_look_s,
     waiting,
 )
-from omni_operator.faults_node import is_node_lost, wants_pods_off
-from omni_operator.observe import read_pod
+from omni_operator.faults.nodes import is_node_lost, wants_pods_off
 from omni_operator.state import PodFault
+from omni_operator.watch.observe import read_pod
 from omni_planner.restart import decide_restart
 from tests.cluster.fault_matrix import ROWS, Row
 from tests.operator.looking import Scene, running_job

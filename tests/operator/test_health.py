@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from omni_operator.health import Answer, Pulse, serve
 from omni_operator.kinds import JOB, NODE, POD, Kind
-from omni_operator.watches import LONGEST_SILENCE_S, Watches
+from omni_operator.process.health import Answer, Pulse, serve
+from omni_operator.watch.watches import LONGEST_SILENCE_S, Watches
 from tests.fakes.watch_server import WatchServer
 from tests.operator.raw import pod
 

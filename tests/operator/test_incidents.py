@@ -8,11 +8,11 @@ import pytest
 from omni_contract.records import PodEnd
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import STAGES, JobStatus, read_time, write_time
-from omni_operator.faults import find, find_cause
-from omni_operator.incidents import add_incident, advance_incidents, open_incident
-from omni_operator.observe import read_pod
+from omni_operator.faults.detect import find, find_cause
 from omni_operator.state import PodFault
-from omni_operator.status_progress import absorb_heartbeat
+from omni_operator.status.incidents import add_incident, advance_incidents, open_incident
+from omni_operator.status.progress import absorb_heartbeat
+from omni_operator.watch.observe import read_pod
 from tests.operator.looking import Scene, opened, running_job
 
 A = RestartAction

@@ -10,11 +10,11 @@ from omni_contract.records import JobHeartbeat
 from omni_operator.api import ApiUnavailable, Raw
 from omni_operator.cluster import Page
 from omni_operator.kinds import JOB, NODE, POD, Kind
-from omni_operator.leader import Leader
-from omni_operator.observe import StatusError
-from omni_operator.queue import Queue
+from omni_operator.process.leader import Leader
+from omni_operator.process.queue import Queue
 from omni_operator.state import JobKey
-from omni_operator.view import View
+from omni_operator.watch.observe import StatusError
+from omni_operator.watch.view import View
 from tests.fakes.watch_server import WatchServer
 from tests.operator.raw import job, node, pod
 

@@ -10,7 +10,7 @@ import pytest
 
 from omni_operator.api import ApiError, ApiUnavailable, Refused
 from omni_operator.kinds import LEASE, Kind
-from omni_operator.lease import Elector, LeaseLost, Terms
+from omni_operator.process.lease import Elector, LeaseLost, Terms
 from tests.fakes.fake_cluster import FakeCluster
 
 

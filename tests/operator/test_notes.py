@@ -8,11 +8,11 @@ import pytest
 from omni_contract.errors import SpecError
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import JobStatus
-from omni_operator.faults import find, find_cause
-from omni_operator.incidents import open_incident
-from omni_operator.notes import EventBook, Note, notes_between
-from omni_operator.status_life import accept, complete, fail, refuse, suspend, wait_for_room
-from omni_operator.status_progress import absorb_heartbeat
+from omni_operator.faults.detect import find, find_cause
+from omni_operator.status.incidents import open_incident
+from omni_operator.status.life import accept, complete, fail, refuse, suspend, wait_for_room
+from omni_operator.status.notes import EventBook, Note, notes_between
+from omni_operator.status.progress import absorb_heartbeat
 from tests.operator.looking import Scene, look, opened, released, running_job
 
 A = RestartAction

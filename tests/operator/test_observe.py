@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from omni_contract.names import GATE
-from omni_operator.observe import (
+from omni_operator.state import ContainerState, JobKey, Taint
+from omni_operator.watch.observe import (
     StatusError,
     read_job,
     read_node,
     read_pod,
     read_requests,
 )
-from omni_operator.state import ContainerState, JobKey, Taint
 from tests.operator.raw import GPU, TIME, TIME_S, job, node, pod, said
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from omni_contract.names import ANNOTATION_INDEX
 from omni_operator.kinds import CONFIG_MAP, NODE, POD
-from omni_operator.render_objects import read_placement
+from omni_operator.render.objects import read_placement
 from tests.operator.world import World, job, node
 
 RACK = "megascale-omni.dev/rack"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from omni_operator.api import Refused
+from omni_operator.decisions.probe import find_refusal, probe_pod, typed_fields
 from omni_operator.kinds import POD
-from omni_operator.probe import find_refusal, probe_pod, typed_fields
 from tests.fakes.fake_cluster import FakeCluster
 from tests.operator.rendering import SETTINGS, job_state, plan_of, with_template
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from omni_operator.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Queue
+from omni_operator.process.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Queue
 from omni_operator.state import JobKey
 
 A, B = JobKey(namespace="n", name="a"), JobKey(namespace="n", name="b")

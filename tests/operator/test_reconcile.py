@@ -6,7 +6,7 @@ from omni_contract.names import ANNOTATION_ATTEMPT
 from omni_contract.names import ANNOTATION_RESTART as RESTART
 from omni_operator.api import ApiError, ApiUnavailable, QuotaExceeded, Refused
 from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, SERVICE, Kind
-from omni_operator.reconcile import Reconciler
+from omni_operator.reconcile.reconciler import Reconciler
 from omni_operator.state import JobKey
 from tests.operator.world import SETTINGS, World, job, node
 

@@ -14,8 +14,7 @@ from omni_contract.names import (
 from omni_contract.records import History
 from omni_operator.api import Conflict
 from omni_operator.kinds import POD
-from omni_operator.observe import read_pod
-from omni_operator.render import (
+from omni_operator.render.names import (
     HOSTNAME_LABEL,
     ObjectNames,
     Operations,
@@ -23,7 +22,8 @@ from omni_operator.render import (
     gate_patch,
     pod_annotations,
 )
-from omni_operator.render_pod import render_pod
+from omni_operator.render.pod import render_pod
+from omni_operator.watch.observe import read_pod
 from tests.contract.jobs import DEMO, changed
 from tests.fakes.fake_cluster import FakeCluster
 from tests.operator.rendering import SETTINGS, job_state, place_on, plan_of

@@ -8,8 +8,8 @@ import pytest
 
 from omni_contract.names import PLACEMENT_FILE
 from omni_contract.placement import JobPlacement, PlacedPod
-from omni_operator.render import ObjectNames
-from omni_operator.render_objects import (
+from omni_operator.render.names import ObjectNames
+from omni_operator.render.objects import (
     read_placement,
     read_plan,
     render_objects,

@@ -15,7 +15,7 @@ from omni_contract.names import (
     TRAINER_CONTAINER,
 )
 from omni_contract.records import History
-from omni_operator.render_pod import render_pod
+from omni_operator.render.pod import render_pod
 from tests.contract.jobs import DEMO, changed
 from tests.operator.rendering import SETTINGS, UID, job_state, place_on, plan_of, with_template
 

@@ -16,10 +16,9 @@ from omni_contract.status import (
     Phase,
     read_time,
 )
-from omni_operator.faults import find
-from omni_operator.incidents import open_incident
+from omni_operator.faults.detect import find
 from omni_operator.state import JobState, Observed
-from omni_operator.status import (
+from omni_operator.status.conditions import (
     active_s,
     history_of,
     phase_of,
@@ -27,7 +26,8 @@ from omni_operator.status import (
     significance,
     with_phase,
 )
-from omni_operator.status_life import (
+from omni_operator.status.incidents import open_incident
+from omni_operator.status.life import (
     accept,
     complete,
     fail,
@@ -38,7 +38,7 @@ from omni_operator.status_life import (
     suspend,
     wait_for_room,
 )
-from omni_operator.status_progress import absorb_heartbeat
+from omni_operator.status.progress import absorb_heartbeat
 from tests.operator.looking import (
     BEGIN,
     NUM_PODS,

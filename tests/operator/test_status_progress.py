@@ -10,10 +10,10 @@ from omni_contract.placement import JobPlacement, PlacedPod
 from omni_contract.records import History
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import RestartBudget, read_time, write_time
-from omni_operator.status import budget_of, history_of, merge_history
-from omni_operator.status_life import place
-from omni_operator.status_placement import summarize
-from omni_operator.status_progress import absorb_heartbeat
+from omni_operator.status.conditions import budget_of, history_of, merge_history
+from omni_operator.status.life import place
+from omni_operator.status.placement import summarize
+from omni_operator.status.progress import absorb_heartbeat
 from tests.operator.looking import BEGIN, look, message, opened, released, running_job, said
 
 A = RestartAction

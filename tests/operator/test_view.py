@@ -8,9 +8,9 @@ import pytest
 from omni_contract.placement import JobPlacement, PlacedPod
 from omni_contract.records import JobHeartbeat
 from omni_operator.kinds import JOB, NODE, POD
-from omni_operator.observe import StatusError
 from omni_operator.state import Admission, JobKey, Observed
-from omni_operator.view import View
+from omni_operator.watch.observe import StatusError
+from omni_operator.watch.view import View
 from tests.operator.raw import GPU, ended, job, node, pod, said
 
 TRAIN = JobKey(namespace="team", name="train")

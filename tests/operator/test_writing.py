@@ -9,12 +9,12 @@ import pytest
 
 from omni_contract.status import JobStatus
 from omni_operator.api import ApiError, ApiUnavailable, Conflict
+from omni_operator.decisions.steps import Create, Delete, Patch
 from omni_operator.kinds import EVENT, JOB, POD, Kind
-from omni_operator.observe import read_job
+from omni_operator.reconcile.writing import Writer, merge_patch
 from omni_operator.state import JobKey, JobState
-from omni_operator.steps import Create, Delete, Patch
-from omni_operator.view import View
-from omni_operator.writing import Writer, merge_patch
+from omni_operator.watch.observe import read_job
+from omni_operator.watch.view import View
 from tests.fakes.fake_cluster import FakeCluster
 from tests.operator.world import job
 

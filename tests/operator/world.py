@@ -12,12 +12,12 @@ from omni_contract.records import JobHeartbeat
 from omni_contract.status import JobStatus, write_time
 from omni_operator.api import Raw
 from omni_operator.kinds import JOB, LEASE, NODE, POD, WORKLOAD, Kind
-from omni_operator.observe import key_of
-from omni_operator.reconcile import Reconciler
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reconcile.writing import Told
 from omni_operator.settings import Settings
 from omni_operator.state import JobKey
-from omni_operator.view import View
-from omni_operator.writing import Told
+from omni_operator.watch.observe import key_of
+from omni_operator.watch.view import View
 from tests.contract.jobs import changed
 from tests.fakes.fake_cluster import FakeCluster
 

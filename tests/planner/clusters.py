@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from omni_planner.place_types import ClusterNode, Request
+from omni_planner.placement.types import ClusterNode, Request
 
 LEVELS = ("zone", "block", "rack", "node")
 

@@ -9,9 +9,9 @@ from dataclasses import replace as changed
 import pytest
 
 from omni_contract.topology import Layout
-from omni_planner.place import best_share, largest_fit, place, share_in_one_domain
-from omni_planner.place_types import ClusterNode, NoPlacement, OnUnsatisfied, Placement, Request
-from omni_planner.place_units import placement_units
+from omni_planner.placement.place import best_share, largest_fit, place, share_in_one_domain
+from omni_planner.placement.types import ClusterNode, NoPlacement, OnUnsatisfied, Placement, Request
+from omni_planner.placement.units import placement_units
 from tests.planner.clusters import (
     LEVELS,
     can_be_placed,

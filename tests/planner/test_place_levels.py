@@ -2,8 +2,8 @@
 
 import pytest
 
-from omni_planner.place_levels import FAMILIES, Levels, detect
-from omni_planner.place_types import NoPlacement
+from omni_planner.placement.levels import FAMILIES, Levels, detect
+from omni_planner.placement.types import NoPlacement
 
 ZONE = {"topology.kubernetes.io/region": "eu", "topology.kubernetes.io/zone": "eu-1"}
 

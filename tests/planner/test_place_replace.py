@@ -7,9 +7,9 @@ from dataclasses import replace as changed
 
 import pytest
 
-from omni_planner.place import place
-from omni_planner.place_replace import replace
-from omni_planner.place_types import ClusterNode, NoPlacement, OnUnsatisfied, Placement, Request
+from omni_planner.placement.place import place
+from omni_planner.placement.replace import replace
+from omni_planner.placement.types import ClusterNode, NoPlacement, OnUnsatisfied, Placement, Request
 from tests.planner.clusters import can_be_placed, place_of, rack, random_cluster, random_request
 from tests.planner.test_place import check, placed, racks_of, refused, request
 

@@ -8,8 +8,8 @@ import pytest
 from omni_contract.errors import SpecError
 from omni_contract.spec import JobSpec
 from omni_contract.topology import Layout
-from omni_planner.place_levels import Levels, detect
-from omni_planner.place_units import placement_units, request_of, shrink_candidates
+from omni_planner.placement.levels import Levels, detect
+from omni_planner.placement.units import placement_units, request_of, shrink_candidates
 from tests.trainer.inputs import tiny_plan
 
 

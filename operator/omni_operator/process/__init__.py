@@ -1,0 +1,1 @@
+"""What keeps one operator process in order: election, workers, queue, health."""

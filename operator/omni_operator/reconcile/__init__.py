@@ -1,0 +1,1 @@
+"""Carries decisions out: reads what no watch brings, decides, writes, reports."""

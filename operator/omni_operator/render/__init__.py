@@ -1,0 +1,1 @@
+"""The objects of a job as documents. Pure: job, plan and placement in, what to POST out."""

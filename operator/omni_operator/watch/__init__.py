@@ -1,0 +1,1 @@
+"""What the watches tell, reduced to what decisions read and kept by job and node."""
