@@ -7,11 +7,10 @@ in for scheduler and kubelets.
 import asyncio
 import datetime
 import itertools
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
-from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
+from omni_contract.names import TRAINER_CONTAINER
 from omni_operator.api import (
     AlreadyExists,
     Api,
@@ -23,8 +22,9 @@ from omni_operator.api import (
     Refused,
 )
 from omni_operator.kinds import JOB, NODE, POD, Kind, kind_of
+from tests.fakes.kubelet import bind, end, start, unscheduled
+from tests.fakes.patches import copied, merge, operate
 
-T = TypeVar("T")
 Change = Callable[[dict[str, Any]], None]
 Watcher = Callable[[Literal["ADDED", "MODIFIED", "DELETED"], Kind, Raw], None]
 
@@ -74,7 +74,7 @@ class FakeCluster(Api):
 
     def objects(self, kind: Kind) -> list[Raw]:
         """All objects of a kind, by namespace and name."""
-        return [_copied(self._objects[at]) for at in sorted(self._objects) if at[0] == kind.plural]
+        return [copied(self._objects[at]) for at in sorted(self._objects) if at[0] == kind.plural]
 
     def names(self, kind: Kind) -> list[str]:
         """Names of all objects of a kind."""
@@ -92,7 +92,7 @@ class FakeCluster(Api):
     def change(self, kind: Kind, name: str, change: Change) -> Raw:
         """Change an object in place, as somebody else."""
         at = self._only(kind, name)
-        changed = _copied(self._objects[at])
+        changed = copied(self._objects[at])
         change(changed)
         return self._store(at, changed)
 
@@ -115,9 +115,9 @@ class FakeCluster(Api):
                 selected = self._node_selected_by(pod)
                 if selected is None:
                     continue
-                self.change(POD, at[2], lambda pod, node=selected: _bind(pod, node, self._time()))  # type: ignore[misc]
+                self.change(POD, at[2], lambda pod, node=selected: bind(pod, node, self._time()))  # type: ignore[misc]
             elif node is not None and pod["status"]["phase"] == "Pending":
-                self.change(POD, at[2], lambda pod: _start(pod, self._time()))
+                self.change(POD, at[2], lambda pod: start(pod, self._time()))
             else:
                 continue
             moved += 1
@@ -135,10 +135,10 @@ class FakeCluster(Api):
         """End a container as a kubelet writes it. The pod ends with its trainer."""
         why = reason or ("Completed" if exit_code == 0 else "Error")
 
-        def end(pod: dict[str, Any]) -> None:
-            _end(pod, container, exit_code=exit_code, reason=why, message=message, at=self._time())
+        def change(pod: dict[str, Any]) -> None:
+            end(pod, container, exit_code=exit_code, reason=why, message=message, at=self._time())
 
-        self.change(POD, pod, end)
+        self.change(POD, pod, change)
 
     # What the operator does.
 
@@ -147,7 +147,7 @@ class FakeCluster(Api):
         self.reads.append(("get", kind.plural, name))
         self._refuse("get", kind, name)
         found = self._objects.get(_at(kind, namespace, name))
-        return _copied(found) if found is not None else None
+        return copied(found) if found is not None else None
 
     async def list(
         self, kind: Kind, namespace: str | None = None, *, label_selector: str | None = None
@@ -168,7 +168,7 @@ class FakeCluster(Api):
         if dry_run:
             self.dry_runs.append((kind.plural, name))
             self._refuse("dry-run", kind, name)
-            return _copied(body)
+            return copied(body)
         self._refuse("create", kind, name)
         return self._written("create", kind, self._create(kind, body))
 
@@ -180,8 +180,8 @@ class FakeCluster(Api):
         old = self._objects.get(at)
         if old is None:
             return self._written("apply", kind, self._create(kind, body))
-        merged = _copied(old)
-        _merge(merged, body)
+        merged = copied(old)
+        merge(merged, body)
         return self._written("apply", kind, self._store(at, merged) if merged != old else old)
 
     async def json_patch(
@@ -191,9 +191,9 @@ class FakeCluster(Api):
         self._refuse("patch", kind, name)
         at = _at(kind, namespace, name)
         old = self._found(at)
-        changed = _copied(old)
+        changed = copied(old)
         for operation in operations:
-            _operate(changed, operation)
+            operate(changed, operation)
         if kind is POD:
             _check_pod_change(old, changed)
         return self._written("patch", kind, self._store(at, changed) if changed != old else old)
@@ -222,7 +222,7 @@ class FakeCluster(Api):
         elif "deletionTimestamp" not in old["metadata"]:
             grace = old["spec"].get("terminationGracePeriodSeconds", 30)
             grace = grace if grace_s is None else grace_s
-            marked = _copied(old)
+            marked = copied(old)
             marked["metadata"]["deletionTimestamp"] = _time(self.now_s + grace)
             marked["metadata"]["deletionGracePeriodSeconds"] = grace
             self._store(at, marked)
@@ -236,8 +236,8 @@ class FakeCluster(Api):
         at = _at(kind, namespace, name)
         old = self._found(at)
         _check_version(old, resource_version)
-        changed = _copied(old)
-        _merge(changed, {"status": status})
+        changed = copied(old)
+        merge(changed, {"status": status})
         stored = self._store(at, changed) if changed != old else old
         return self._written("patch_status", kind, stored)
 
@@ -247,7 +247,7 @@ class FakeCluster(Api):
         self._refuse("update", kind, meta["name"])
         at = _at(kind, meta.get("namespace"), meta["name"])
         _check_version(self._found(at), meta["resourceVersion"])
-        return self._written("update", kind, self._store(at, _copied(dict(body))))
+        return self._written("update", kind, self._store(at, copied(dict(body))))
 
     # Inside.
 
@@ -266,14 +266,14 @@ class FakeCluster(Api):
             if self._writes_to_live <= 0:
                 self._is_killed = True
                 raise Killed
-        return _copied(body)
+        return copied(body)
 
     def _refuse(self, verb: str, kind: Kind, name: str) -> None:
         if error := self.refuses(verb, kind, name):
             raise error
 
     def _create(self, kind: Kind, body: Raw) -> Raw:
-        made: dict[str, Any] = _copied(dict(body))
+        made: dict[str, Any] = copied(dict(body))
         meta = made["metadata"]
         at = _at(kind, meta.get("namespace"), meta["name"])
         if at in self._objects:
@@ -286,7 +286,7 @@ class FakeCluster(Api):
         if kind is POD:
             _default_requests(made)
             gated = bool(made["spec"].get("schedulingGates"))
-            made.setdefault("status", {"phase": "Pending", "conditions": _unscheduled(gated)})
+            made.setdefault("status", {"phase": "Pending", "conditions": unscheduled(gated)})
             self._check_quota(made)
         elif kind is JOB:
             made.setdefault("status", {})
@@ -325,7 +325,7 @@ class FakeCluster(Api):
         body["metadata"]["resourceVersion"] = str(next(self._versions))
         self._objects[at] = body
         self._tell(event, at, body)
-        return _copied(body)
+        return copied(body)
 
     def _drop(self, at: tuple[str, str, str]) -> None:
         body = self._objects.pop(at)
@@ -343,7 +343,7 @@ class FakeCluster(Api):
         body: Raw,
     ) -> None:
         for watcher in self._watchers:
-            watcher(event, self._kinds[at[0]], _copied(body))
+            watcher(event, self._kinds[at[0]], copied(body))
 
     def _found(self, at: tuple[str, str, str]) -> dict[str, Any]:
         if at not in self._objects:
@@ -365,12 +365,6 @@ class FakeCluster(Api):
 
     def _time(self) -> str:
         return _time(self.now_s)
-
-
-def _copied(body: T) -> T:
-    """A deep copy; of plain documents pickle makes one several times faster than `copy`."""
-    made: T = pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
-    return made
 
 
 def _at(kind: Kind, namespace: str | None, name: str) -> tuple[str, str, str]:
@@ -396,49 +390,6 @@ def _selects(selector: str | None, labels: Mapping[str, str]) -> bool:
         if key not in labels or (is_equal and labels[key] != value):
             return False
     return True
-
-
-def _merge(into: dict[str, Any], patch: Raw) -> None:
-    """JSON merge patch."""
-    for key, value in patch.items():
-        if value is None:
-            into.pop(key, None)
-        elif isinstance(value, Mapping):
-            if not isinstance(into.get(key), dict):
-                into[key] = {}
-            _merge(into[key], value)
-        else:
-            into[key] = _copied(value)
-
-
-def _operate(body: dict[str, Any], operation: Raw) -> None:
-    *path, last = [
-        part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
-    ]
-    verb = operation["op"]
-    room: Any = body
-    try:
-        for part in path:
-            room = room[int(part)] if isinstance(room, list) else room[part]
-        match verb:
-            case "test":
-                if room.get(last) != operation["value"]:
-                    raise KeyError(last)
-            case "remove" if isinstance(room, list):
-                del room[int(last)]
-            case "remove":
-                del room[last]
-            case "replace":
-                if last not in room:
-                    raise KeyError(last)
-                room[last] = _copied(operation["value"])
-            case "add":
-                room[last] = _copied(operation["value"])
-            case _:
-                raise NotImplementedError(verb)
-    except (KeyError, IndexError) as exc:
-        message = f"the server rejected our request: {verb} {operation['path']} failed"
-        raise Conflict(reason="Invalid", message=message, code=422) from exc
 
 
 def _check_pod_change(old: Raw, new: Raw) -> None:
@@ -470,73 +421,3 @@ def _counts_as(pod: Raw, quota: str) -> int:
         for container in pod["spec"]["containers"]
         if resource in (requests := container.get("resources", {}).get("requests", {}))
     )
-
-
-def _unscheduled(gated: bool) -> list[dict[str, str]]:
-    if not gated:
-        return []
-    return [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "SchedulingGated",
-            "message": "Scheduling is blocked due to non-empty scheduling gates",
-        }
-    ]
-
-
-def _set_condition(pod: dict[str, Any], kind: str, status: str, at: str) -> None:
-    conditions = [c for c in pod["status"].get("conditions", []) if c["type"] != kind]
-    pod["status"]["conditions"] = [
-        *conditions, {"type": kind, "status": status, "lastTransitionTime": at},
-    ]  # fmt: skip
-
-
-def _bind(pod: dict[str, Any], node: str, at: str) -> None:
-    pod["spec"]["nodeName"] = node
-    _set_condition(pod, "PodScheduled", "True", at)
-
-
-def _containers(pod: Raw) -> Iterator[tuple[str, str]]:
-    for container in pod["spec"].get("initContainers", []):
-        yield "initContainerStatuses", container["name"]
-    for container in pod["spec"]["containers"]:
-        yield "containerStatuses", container["name"]
-
-
-def _start(pod: dict[str, Any], at: str) -> None:
-    pod["status"] |= {"phase": "Running", "startTime": at}
-    for field, name in _containers(pod):
-        pod["status"].setdefault(field, []).append(
-            {
-                "name": name,
-                "ready": True,
-                "started": True,
-                "restartCount": 0,
-                "state": {"running": {"startedAt": at}},
-                "lastState": {},
-            }
-        )
-    _set_condition(pod, "Ready", "True", at)
-
-
-def _end(
-    pod: dict[str, Any], container: str, *, exit_code: int, reason: str, message: str, at: str
-) -> None:
-    ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": at}
-    statuses = [
-        status
-        for field in ("initContainerStatuses", "containerStatuses")
-        for status in pod["status"].get(field, [])
-    ]
-    over = statuses if container == TRAINER_CONTAINER else []
-    for status in statuses:
-        if status["name"] == container:
-            status |= {"ready": False, "started": False, "state": {"terminated": ended}}
-        elif status in over and status["name"] == DATA_CONTAINER:
-            # A sidecar is ended when the main containers are over.
-            calm = {"exitCode": 0, "reason": "Completed", "finishedAt": at}
-            status |= {"ready": False, "started": False, "state": {"terminated": calm}}
-    if container == TRAINER_CONTAINER:
-        pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
-        _set_condition(pod, "Ready", "False", at)
