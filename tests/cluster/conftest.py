@@ -17,6 +17,9 @@ from tests.cluster.pods import Pods
 ENV_KUBECONFIG: Final = "OMNI_TEST_KUBECONFIG"
 """Kubeconfig of a real cluster to test on. Tests that need simulated nodes are skipped there."""
 
+# The stories assert, but are not in test modules.
+pytest.register_assert_rewrite("tests.cluster.lifecycle")
+
 _numbers = iter(range(10**6))
 
 
