@@ -36,6 +36,15 @@ def test_a_job_that_waits_for_room_shows_its_phase() -> None:
         assert world.cluster.find(JOB, "stamps")["status"]["phase"] == "Pending"
 
 
+def test_a_job_is_placed_in_the_turn_that_opens_its_attempt() -> None:
+    with World() as world:
+        key = world.apply(job())
+        world.deliver()
+        assert world.reconcile(key) == 0
+        uid = world.cluster.find(JOB, "stamps")["metadata"]["uid"]
+        assert world.cluster.find(CONFIG_MAP, f"stamps-{uid[:5]}-placement-1") is not None
+
+
 def test_a_start_asks_for_nothing_that_this_process_decided_itself() -> None:
     with World() as world:
         world.apply(job())

@@ -110,6 +110,11 @@ class Reconciler:
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)
         again_s = 0 if decided is None else await self._carry_out(*decided)
+        if decided is not None and decided[1].is_transition and again_s == 0:
+            # What it leads to is known now, and need not wait for all other jobs in the queue.
+            decided = self._decide(key)
+            if decided is not None and not decided[1].is_transition:
+                again_s = await self._carry_out(*decided)
         if again_s != 0:
             # It waits for events: of hundreds of pods more come than can be looked at one by one.
             memory.rests_until_s = self._timer() + _REST * memory.decided_s
