@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -150,17 +150,16 @@ class Scene:
                         found[event["auditID"]] = event
         return list(found.values())
 
-    def audited_writes(self, name: str) -> list[dict[str, Any]]:
-        """Completed creations of objects whose name begins so, in order."""
-        found = []
+    def audited_creations(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The first completed creation of each object of the namespace, by resource and name."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
         with self.control_plane.audit_log.open() as file:
             for line in file:
-                if '"verb":"create"' in line and f'"name":"{name}' in line:
+                if '"verb":"create"' in line and f'"namespace":"{NAMESPACE}"' in line:
                     event = json.loads(line)
-                    if event["stage"] == "ResponseComplete" and not event["objectRef"].get(
-                        "subresource"
-                    ):
-                        found.append(event)
+                    about = event["objectRef"]
+                    if event["stage"] == "ResponseComplete" and "subresource" not in about:
+                        found.setdefault((about["resource"], about.get("name", "")), event)
         return found
 
 
@@ -169,6 +168,6 @@ def is_running(pod: Object) -> bool:
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
-def audit_s(event: dict[str, Any], field: str = "stageTimestamp") -> float:
+def audit_s(event: Mapping[str, Any], field: str = "stageTimestamp") -> float:
     """A time of an audit event, in Unix seconds."""
     return datetime.fromisoformat(event[field]).timestamp()
