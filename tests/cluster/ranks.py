@@ -111,8 +111,9 @@ class Ranks:
             self._end(mine.values())
             return
         running = {index: pod for index, pod in mine.items() if self._is_running(pod)}
-        if set(running) != set(range(job["status"]["numNodes"])):
-            return
+        num_nodes = (job.get("status") or {}).get("numNodes")
+        if num_nodes is None or set(running) != set(range(num_nodes)):
+            return  # Where the watch of jobs is behind that of pods, the job has no status yet.
         if run.told_s:
             run.step = min(total, run.step + passed_s / STEP_S)
         made = math.floor(run.step)
