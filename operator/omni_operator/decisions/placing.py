@@ -13,7 +13,7 @@ from omni_contract.spec import JobSpec
 from omni_contract.spec_run import RestartAction
 from omni_contract.status import read_time
 from omni_operator.faults.detect import is_alive
-from omni_operator.faults.nodes import wants_pods_off
+from omni_operator.faults.nodes import tolerates, wants_pods_off
 from omni_operator.render.names import ObjectNames
 from omni_operator.render.pod import has_gpus, node_selector, tolerations
 from omni_operator.state import NodeState, Observed, Taint
@@ -80,7 +80,7 @@ class NodeNeeds:
         )
 
     def _suffers(self, taint: Taint) -> bool:
-        return not any(_tolerates(toleration, taint) for toleration in self.tolerations)
+        return not any(tolerates(toleration, taint) for toleration in self.tolerations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +236,6 @@ def _free(node: NodeState, observed: Observed, spec: JobSpec) -> int:
     name = resources.gpu_resource
     used = observed.used.get(node.name, {}).get(name, 0)
     return node.allocatable.get(name, 0) - used
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
-    if toleration.get("effect") not in (None, "", taint.effect):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return toleration.get("key") in (None, "", taint.key)
-    return toleration.get("key") == taint.key and (toleration.get("value") or "") == taint.value
 
 
 def _request(plan: JobPlan, levels: Levels) -> Request:
