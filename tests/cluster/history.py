@@ -36,6 +36,8 @@ class Fact:
     is_there: bool
     """False: it was deleted."""
     is_deleting: bool
+    is_after_gap: bool = False
+    """Found by a listing: what it was since the fact before, nobody was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ def _base(event: Mapping[str, Any]) -> dict[str, Any]:
         "uid": meta["uid"],
         "is_there": event["is_there"],
         "is_deleting": "deletionTimestamp" in meta,
+        "is_after_gap": event["is_after_gap"],
     }
 
 
@@ -227,20 +230,29 @@ class History:
             known = dict(self._raw[what])
         for uid, raw in known.items():
             if uid not in found:
-                self._see(what, raw, is_there=False, version=version)
+                self._see(what, raw, is_there=False, version=version, is_after_gap=True)
         for uid, raw in found.items():
             # What is told twice would count as new, at a wrong time.
             if uid not in known or _version(known[uid]) != _version(raw):
-                self._see(what, raw, is_there=True)
+                self._see(what, raw, is_there=True, is_after_gap=True)
         return version
 
-    def _see(self, what: What, raw: Object, *, is_there: bool, version: str | None = None) -> None:
+    def _see(
+        self,
+        what: What,
+        raw: Object,
+        *,
+        is_there: bool,
+        version: str | None = None,
+        is_after_gap: bool = False,
+    ) -> None:
         uid = raw["metadata"]["uid"]
         event = {
             "raw": raw,
             "is_there": is_there,
             "version": int(version or _version(raw)),
             "time_s": time.time(),
+            "is_after_gap": is_after_gap,
         }
         with self._lock:
             if is_there:

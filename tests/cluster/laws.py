@@ -40,6 +40,13 @@ class _World:
     nodes: dict[str, NodeFact] = field(default_factory=dict)
     by_job: dict[str, dict[str, PodFact]] = field(default_factory=lambda: defaultdict(dict))
     by_node: dict[str, dict[str, PodFact]] = field(default_factory=lambda: defaultdict(dict))
+    gaps: Mapping[str, Sequence[tuple[int, JobFact]]] = field(default_factory=dict)
+    """By job, the versions from which on nobody was told of it, and what was found afterwards."""
+
+    def attempt_of(self, job: JobFact, version: int) -> int:
+        """The newest attempt that the status of a job may have had."""
+        found = (after for since, after in self.gaps.get(job.uid, ()) if since <= version)
+        return max([job.status.attempt, *(a.status.attempt for a in found if version < a.version)])
 
     def is_lost(self, node: str | None) -> bool:
         """Whether nobody answers for what runs on a node."""
@@ -65,7 +72,7 @@ class _World:
 
 def breaches(facts: Facts) -> list[Breach]:
     """All that is wrong with a history."""
-    world, found = _World(), list[Breach]()
+    world, found = _World(gaps=_gaps(facts)), list[Breach]()
     doubles: dict[tuple[str, str], float | None] = {}
     for fact in facts:
         before = world.jobs.get(fact.uid) if isinstance(fact, JobFact) else None
@@ -78,6 +85,17 @@ def breaches(facts: Facts) -> list[Breach]:
             found += _fits(world, fact)
             found += _is_alone(world, old, fact, doubles)
     return found + _freed(facts) + _doubles_end(facts, doubles)
+
+
+def _gaps(facts: Facts) -> Mapping[str, Sequence[tuple[int, JobFact]]]:
+    """An API server that was away tells the watch of one kind again sooner than that of another."""
+    last, found = dict[str, JobFact](), defaultdict[str, list[tuple[int, JobFact]]](list)
+    for fact in facts:
+        if isinstance(fact, JobFact):
+            if fact.is_after_gap and fact.uid in last:
+                found[fact.uid].append((last[fact.uid].version, fact))
+            last[fact.uid] = fact
+    return found
 
 
 def unfinished(facts: Facts) -> list[Breach]:
@@ -108,7 +126,7 @@ def _goes_on(before: JobFact | None, now: JobFact) -> Iterator[Breach]:
             yield breach("counters never fall", f"{name} fell from {was} to {count}")
     if new.attempt == old.attempt and new.generation < old.generation:
         yield breach("counters never fall", f"generation of attempt {new.attempt} fell")
-    if new.attempt > old.attempt + 1 and before is not None:
+    if new.attempt > old.attempt + 1 and before is not None and not now.is_after_gap:
         yield breach("attempts come one by one", f"{old.attempt} was followed by {new.attempt}")
     if new.attempt < 1 + new.restarts and new.attempt:
         yield breach(
@@ -146,10 +164,8 @@ def _belongs(world: _World, old: PodFact | None, pod: PodFact) -> Iterator[Breac
         said = f"pod {pod.name} of attempt {pod.attempt}: {message}"
         return Breach(law=law, name=job.name, version=pod.version, message=said)
 
-    if pod.attempt > job.status.attempt:
-        yield breach(
-            "attempts are written before their pods", f"the status has {job.status.attempt}"
-        )
+    if pod.attempt > (attempt := world.attempt_of(job, pod.version)):
+        yield breach("attempts are written before their pods", f"the status has {attempt}")
     if old is None and _is_over(job):
         yield breach("an end is for ever", f"made when the job was {job.status.phase}")
     if (old is None or old.is_gated) and not pod.is_gated and not pod.is_deleting:

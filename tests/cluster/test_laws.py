@@ -23,7 +23,7 @@ class Story:
         self._time_s += seconds
         return self
 
-    def job(self, *conditions: str, **status: Any) -> "Story":
+    def job(self, *conditions: str, is_after_gap: bool = False, **status: Any) -> "Story":
         told = [
             Condition(
                 type=kind,
@@ -37,6 +37,7 @@ class Story:
         fields: Mapping[str, Any] = {"attempt": 1, "conditions": told} | status
         fact = JobFact(
             **self._base("a", JOB, {}),
+            is_after_gap=is_after_gap,
             status=JobStatus.model_validate(fields),
             num_nodes=2,
             is_suspended=False,
@@ -109,6 +110,14 @@ def test_a_pod_on_a_lost_node_may_be_replaced_but_goes_when_the_node_is_back() -
     assert breaches(story.facts) == []
     story.node("n0").wait(BACK_WITHIN_S + 1).node("n1")
     assert [breach.law for breach in breaches(story.facts)] == ["one pod for each job and index"]
+
+
+def test_what_nobody_was_told_breaks_no_law_unless_what_is_found_afterwards_does() -> None:
+    """The API server was away, and its watch of pods was back before that of jobs."""
+    for found, laws in ((2, []), (1, ["attempts are written before their pods"])):
+        story = running().pod("1-0", phase="Failed")
+        story.pod("2-0", is_gated=True, node=None).job(attempt=found, is_after_gap=True)
+        assert [breach.law for breach in breaches(story.facts)] == laws
 
 
 BROKEN: Final[Mapping[str, Callable[[Story], object]]] = {
