@@ -22,8 +22,9 @@ from tests.cluster.nodes import Grid, Nodes
 OUT: Final = Path(__file__).resolve().parents[2] / "out" / "bench" / "operator.json"
 
 _QPS: Final = 500
-_HEARTBEAT_S: Final = 15.0
+_HEARTBEAT_S: Final = 18.0
 """Of the simulated nodes. A thousand kubelets' usual 10 s would take a third of a small machine."""
+_KWOK_HEARTBEAT_S: Final = 25.0
 _GRACE_S: Final = 50.0
 """After which a node without one is NotReady: Kubernetes' default."""
 _IN_RACK: Final = 8
@@ -38,11 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     grid = Grid(blocks=blocks, racks=-(-racks // blocks), nodes=_IN_RACK)
     figures = list(_told(placement.measure(grid, given.job_nodes)))
     options = Options(
-        heartbeat_s=_HEARTBEAT_S, node_monitor_grace_s=_GRACE_S, kube_api_qps=_QPS, patience_s=60
+        heartbeat_s=_KWOK_HEARTBEAT_S,
+        node_monitor_grace_s=_GRACE_S,
+        kube_api_qps=_QPS,
+        patience_s=60,
     )
     with ExitStack() as stack:
         control_plane = stack.enter_context(ControlPlane(options))
         names = Nodes(control_plane).add(grid)
+        control_plane.processes.start(
+            "heartbeats",
+            [sys.executable, "-m", "benchmarks.operator.heartbeats", str(_HEARTBEAT_S)],
+            env={
+                "KUBECONFIG": str(control_plane.admin_kubeconfig),
+                "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            },
+        )
         control_plane.create_namespace(NAMESPACE)
         control_plane.create_namespace(RELEASE)
         installed = install_chart(control_plane, RELEASE)
