@@ -2,6 +2,7 @@
 cluster and calls nothing but the view."""
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -284,6 +285,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    # What the API server says comes by the thousand and has no cycles: looking for some as often as
+    # is usual took a sixth of the time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     # It tells of each event that a handler saw.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
