@@ -7,9 +7,11 @@ from omni_operator.api import ApiError, ApiUnavailable, Refused
 from omni_operator.kinds import CONFIG_MAP, EVENT, JOB, LEASE, POD, SERVICE, Kind
 from omni_operator.reconcile.reconciler import Reconciler
 from omni_operator.state import JobKey
+from tests.fakes.fake_cluster import Killed
 from tests.operator.world import SETTINGS, World, job, node
 
 KEY = JobKey(namespace="default", name="stamps")
+STATUS = ("patch_status", JOB.plural)
 
 
 def test_a_job_runs_and_completes() -> None:
@@ -36,13 +38,32 @@ def test_a_job_that_waits_for_room_shows_its_phase() -> None:
         assert world.cluster.find(JOB, "stamps")["status"]["phase"] == "Pending"
 
 
-def test_a_job_is_placed_in_the_turn_that_opens_its_attempt() -> None:
+def test_a_job_is_placed_made_and_let_go_in_the_turn_that_opens_its_attempt() -> None:
     with World() as world:
         key = world.apply(job())
         world.deliver()
-        assert world.reconcile(key) == 0
-        uid = world.cluster.find(JOB, "stamps")["metadata"]["uid"]
-        assert world.cluster.find(CONFIG_MAP, f"stamps-{uid[:5]}-placement-1") is not None
+        world.reconcile(key)
+        assert world.condition("Placed") == ("True", "Placed")
+        assert world.condition("GangReady") == ("True", "Released")
+        assert [pod["spec"].get("schedulingGates") for pod in world.pods()] == [[]] * 4
+        statuses = [write for write in world.cluster.writes if write[:2] == STATUS]
+        assert len(statuses) == 2, "one opens the attempt, one tells all that came of it"
+
+
+def test_a_start_that_takes_long_tells_where_the_pods_go_before_it_is_over() -> None:
+    with World() as world:
+
+        def slow(verb: str, kind: Kind, name: str) -> ApiError | None:
+            world.cluster.now_s += 2.0 if kind is POD else 0.0
+            return None
+
+        key = world.apply(job())
+        world.deliver()
+        world.cluster.refuses = slow
+        world.reconcile(key)
+        statuses = [write for write in world.cluster.writes if write[:2] == STATUS]
+        assert len(statuses) == 3, "one more tells where the pods go"
+        assert world.condition("GangReady") == ("True", "Released")
 
 
 def test_a_start_asks_for_nothing_that_this_process_decided_itself() -> None:
@@ -50,7 +71,7 @@ def test_a_start_asks_for_nothing_that_this_process_decided_itself() -> None:
         world.apply(job())
         world.pass_s(5)
         world.pod(2)
-        assert {read[1] for read in world.cluster.reads} == {LEASE.plural}
+        assert world.cluster.reads == []
 
 
 def test_a_pod_of_somebody_else_with_the_name_of_one_of_the_job_is_named() -> None:
@@ -323,9 +344,10 @@ def test_reservations_of_earlier_processes_are_known_before_any_job_is_placed() 
     """Job b's four nodes were chosen, but none of its pods was made when the operator fell."""
     with World(nodes=6) as world:
         world.apply(job("b"))
-        while not any("-placement-" in name for name in world.cluster.names(CONFIG_MAP)):
-            world.deliver()
-            world.look()
+        world.cluster.kill_after(2)
+        with pytest.raises(Killed):
+            world.settle()
+        assert [write[:2] for write in world.cluster.writes] == [STATUS, ("create", "configmaps")]
         assert world.pods("b") == []
         first = world.apply(job("a"))
         world.restart()

@@ -480,6 +480,15 @@ def test_facts_words_and_progress_are_told_apart() -> None:
     assert significance(told, absorb_heartbeat(told, scene.look())) == "facts"
 
 
+def test_that_data_services_are_ready_is_told_with_what_else_changes() -> None:
+    scene = running_job()
+    status = look(scene, released(scene))
+    unready = set_condition(
+        status, "DataServiceReady", False, "NotReady", "3 of 4", observed=scene.look()
+    )
+    assert significance(unready, status) == "words"
+
+
 def test_an_incident_of_an_attempt_is_told_in_the_conditions() -> None:
     scene = running_job()
     scene.pods.end_container(scene.name(1), exit_code=1, message="out of luck")

@@ -56,6 +56,7 @@ def find_place(case: Case) -> Step:
             plan=plan,
             placement=found,
             writes=((Create(kind=CONFIG_MAP, body=body),),),
+            goes_on=True,
             requeue_after_s=0,
         )
     how = case.spec.topology.on_unsatisfied
@@ -97,12 +98,13 @@ def start(case: Case, placement: JobPlacement) -> Step:
             status=case.look(),
             plan=plan,
             writes=((*ends, *made),),
+            goes_on=bool(made),
             needs_objects=True,
             requeue_after_s=0 if made else _ENDING_S,
         )
     opened = releases(observed, placement, case.settings)
     if opened:
-        return Step(status=case.status, writes=(ends, opened), requeue_after_s=0)
+        return Step(status=case.status, writes=(ends, opened), goes_on=True, requeue_after_s=0)
     case = case.tell(release_gang(case.status, observed))
     return Step(status=case.look(), writes=(ends,), requeue_after_s=0)
 

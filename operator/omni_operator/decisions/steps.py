@@ -72,6 +72,9 @@ class Step:
     """Made for this step, to be reserved before anything else is decided and then published."""
     gives_up_room: bool = False
     """What an attempt before reserved is free for others."""
+    goes_on: bool = False
+    """The next step follows from this one alone: it is taken at once, and the status of both, which
+    counts nothing, is written once."""
     needs_objects: bool = False
     """Pods are created or run: their Service, plan and rights must be there."""
     requeue_after_s: float | None = None

@@ -35,6 +35,9 @@ _REST: Final = 4.0
 """A job that waits is left alone this many times as long as a decision about it takes."""
 _NUM_TIDIED: Final = 8
 """Old placements that a new process looks for: those that one before it had no time to delete."""
+_NUM_STEPS: Final = 8
+"""Steps of one job that follow at once, at most: from an attempt that is opened to one whose pods
+are let go there are four."""
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
 
@@ -109,12 +112,18 @@ class Reconciler:
         decided = self._decide(key)
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)
-        again_s = 0 if decided is None else await self._carry_out(*decided)
-        if decided is not None and decided[1].is_transition and again_s == 0:
+        again_s: float | None = 0
+        for _ in range(_NUM_STEPS):
+            if decided is None:
+                break
+            step = decided[1]
+            again_s = await self._carry_out(*decided)
+            if again_s != 0 or not (step.is_transition or step.goes_on):
+                break
             # What it leads to is known now, and need not wait for all other jobs in the queue.
             decided = self._decide(key)
-            if decided is not None and not decided[1].is_transition:
-                again_s = await self._carry_out(*decided)
+            if decided is not None and decided[1].is_transition:
+                break
         if again_s != 0:
             # It waits for events: of hundreds of pods more come than can be looked at one by one.
             memory.rests_until_s = self._timer() + _REST * memory.decided_s
@@ -296,6 +305,8 @@ class Reconciler:
                 self._wake_all(await self._reader.read_job(job))
                 return 0
             memory.status_s = now_s
+            if step.status.holds("GangReady") and not job.status.holds("GangReady"):
+                memory.lease_s = now_s  # No pod of it can have told anything yet.
             if step.status.attempt > job.status.attempt:
                 # Opened here and now: there is no placement of it to ask for.
                 memory.asked = step.status.attempt
@@ -304,6 +315,8 @@ class Reconciler:
     def _due_s(self, job: JobState, step: Step, memory: JobMemory) -> float:
         """When the status is to be written at the latest."""
         waits = {"words": _WORDS_S, "progress": self._settings.status_progress_s}
+        if step.goes_on:
+            waits["facts"] = _WORDS_S
         return memory.status_s + waits.get(significance(job.status, step.status), float("-inf"))
 
     def _memory(self, job: JobState) -> JobMemory:

@@ -18,7 +18,8 @@ from omni_contract.status import (
 from omni_operator.state import Observed
 
 Significance = Literal["nothing", "progress", "words", "facts"]
-"""How much two statuses differ, and so how soon the newer one is to be written."""
+"""How much two statuses differ, and so how soon the newer one is to be written. The data services
+count as words: they get ready a moment before or after their pods run, which is told at once."""
 
 _SENTENCE_CHARACTERS: Final = 4096
 
@@ -171,14 +172,15 @@ def _spent(budget: RestartBudget) -> int:
 
 
 def _facts(status: JobStatus) -> dict[str, Any]:
-    facts = status.model_dump(exclude={"progress", "goodput"})
-    for condition in facts["conditions"]:
-        del condition["message"]
+    facts = status.model_dump(exclude={"progress", "goodput", "conditions"})
+    for condition in status.conditions:
+        if condition.type != "DataServiceReady":
+            facts[condition.type] = condition.model_dump(exclude={"message"})
     return facts
 
 
-def _words(status: JobStatus) -> list[str]:
-    return [condition.message for condition in status.conditions]
+def _words(status: JobStatus) -> list[tuple[str, str]]:
+    return [(condition.status, condition.message) for condition in status.conditions]
 
 
 _ORDER: Final = {type_: place for place, type_ in enumerate(CONDITIONS)}

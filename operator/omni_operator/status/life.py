@@ -4,10 +4,18 @@ from typing import Literal
 
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
+from omni_contract.reasons import (
+    AcceptedReason,
+    ConditionReason,
+    FailedReason,
+    HoldReason,
+    QueueReason,
+    RoomReason,
+)
 from omni_contract.records import History
 from omni_contract.spec_run import RestartAction
 from omni_contract.status import Incident, JobStatus, write_time
-from omni_operator.state import Observed, QueueReason
+from omni_operator.state import Observed
 from omni_operator.status.conditions import (
     active_s,
     budget_of,
@@ -20,6 +28,9 @@ from omni_operator.status.conditions import (
 from omni_operator.status.incidents import add_incident
 from omni_operator.status.placement import describe_placement, summarize
 
+_Told = tuple[str, bool | None, ConditionReason, str]
+"""A condition: its type, whether it holds, why, and the sentence."""
+
 
 def accept(status: JobStatus, observed: Observed, message: str) -> JobStatus:
     """The spec is valid; `message` says what it asks for."""
@@ -31,7 +42,7 @@ def refuse(
     observed: Observed,
     error: SpecError | str,
     *,
-    reason: Literal["InvalidSpec", "PodRefused"] = "InvalidSpec",
+    reason: AcceptedReason = "InvalidSpec",
 ) -> JobStatus:
     """The spec is not valid, or makes pods that the API server refuses. What already runs goes on
     by the plan it has."""
@@ -84,7 +95,7 @@ def open_attempt(
     )
     if opened_by is not None:
         text = f"{opened} by {opened_by}{why}"
-        status = _tell(status, observed, ("Restarting", True, str(opened_by), text))
+        status = _tell(status, observed, ("Restarting", True, opened_by, text))
     elif status.condition("Restarting") is not None:
         status = _tell(status, observed, ("Restarting", False, "Opened", f"{opened}{why}"))
     suspended = status.condition("Suspended")
@@ -100,6 +111,7 @@ def place(
     summary = summarize(placement, config_map=config_map)
     status = status.model_copy(update={"placement": summary})
     said = describe_placement(summary)
+    topology: _Told
     if placement.group_within is None and placement.satisfied:
         topology = ("TopologySatisfied", True, "Satisfied", f"nothing is asked of groups; {said}")
     elif placement.satisfied:
@@ -110,7 +122,9 @@ def place(
     return _tell(status, observed, ("Placed", True, "Placed", said), topology)
 
 
-def wait_for_room(status: JobStatus, observed: Observed, reason: str, message: str) -> JobStatus:
+def wait_for_room(
+    status: JobStatus, observed: Observed, reason: RoomReason, message: str
+) -> JobStatus:
     """The attempt has no place yet, and why."""
     return _tell(
         status,
@@ -120,7 +134,7 @@ def wait_for_room(status: JobStatus, observed: Observed, reason: str, message: s
     )
 
 
-def hold_gang(status: JobStatus, observed: Observed, reason: str, message: str) -> JobStatus:
+def hold_gang(status: JobStatus, observed: Observed, reason: HoldReason, message: str) -> JobStatus:
     """The pods of the attempt may not start yet, and why."""
     return _tell(status, observed, ("GangReady", False, reason, message))
 
@@ -164,7 +178,7 @@ def complete(status: JobStatus, observed: Observed, message: str) -> JobStatus:
     return _end(status, observed, "Completed", "AllStepsDone", message)
 
 
-def fail(status: JobStatus, observed: Observed, reason: str, message: str) -> JobStatus:
+def fail(status: JobStatus, observed: Observed, reason: FailedReason, message: str) -> JobStatus:
     """The job is given up. This is for ever."""
     return _end(status, observed, "Failed", reason, message)
 
@@ -180,7 +194,13 @@ def _pause(status: JobStatus, observed: Observed) -> JobStatus:
     )
 
 
-def _end(status: JobStatus, observed: Observed, type_: str, reason: str, message: str) -> JobStatus:
+def _end(
+    status: JobStatus,
+    observed: Observed,
+    type_: Literal["Completed", "Failed"],
+    reason: ConditionReason,
+    message: str,
+) -> JobStatus:
     status = status.model_copy(update={"completion_time": write_time(observed.now_s)})
     status = with_goodput(status, observed.now_s)
     status = set_condition(status, type_, True, reason, message, observed=observed)
@@ -191,7 +211,7 @@ def _end(status: JobStatus, observed: Observed, type_: str, reason: str, message
 
 
 def _stop(
-    status: JobStatus, observed: Observed, reason: str, message: str, *more: str
+    status: JobStatus, observed: Observed, reason: ConditionReason, message: str, *more: str
 ) -> JobStatus:
     """Nothing of the job runs any more, or is about to."""
     for type_ in (*more, "DataServiceReady", "Running", "Degraded", "Restarting"):
@@ -200,9 +220,7 @@ def _stop(
     return with_phase(status, observed)
 
 
-def _tell(
-    status: JobStatus, observed: Observed, *told: tuple[str, bool | None, str, str]
-) -> JobStatus:
+def _tell(status: JobStatus, observed: Observed, *told: _Told) -> JobStatus:
     for type_, holds, reason, message in told:
         status = set_condition(status, type_, holds, reason, message, observed=observed)
     return with_phase(status, observed)

@@ -3,12 +3,13 @@
 No message holds a number that changes with the clock alone: a quiet job's status stays the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
 from omni_contract.placement import JobPlacement
+from omni_contract.reasons import ConcernReason
 from omni_contract.records import JobHeartbeat
 from omni_contract.spec import JobSpec
 from omni_contract.spec_run import FaultClass, RestartAction
@@ -23,7 +24,7 @@ from omni_operator.status.incidents import advance_incidents
 _SILENT_AFTER_S: Final = 60.0
 """Heartbeats come every few seconds; a network may lose some."""
 _NUM_TOLD: Final = 4
-_REASONS: Final = {
+_REASONS: Final[Mapping[str, ConcernReason]] = {
     "InvalidImageName": "ImageCannotBePulled",
     "ErrImageNeverPull": "ImageCannotBePulled",
     "ErrImagePull": "ImageCannotBePulled",
@@ -153,7 +154,7 @@ def _tell_restarting(status: JobStatus, observed: Observed) -> JobStatus:
         said = f"generation {beat.generation} of attempt {beat.attempt} starts in place"
         if beat.last_message:
             said += f" after {beat.last_message}"
-        reason = str(RestartAction.RESTART_IN_PLACE)
+        reason = RestartAction.RESTART_IN_PLACE
         return set_condition(status, "Restarting", True, reason, said, observed=observed)
     if status.holds("Restarting") and status.holds("Running"):
         said = f"all pods of attempt {status.attempt} run"
@@ -168,7 +169,7 @@ def _restarts_in_place(status: JobStatus, beat: JobHeartbeat) -> bool:
 
 def _concerns(
     status: JobStatus, observed: Observed, spec: JobSpec, faults: Sequence[PodFault]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[ConcernReason, str]]:
     """What is wrong and does not stop the job, or not yet: reason and sentence, gravest first."""
     placement = observed.placement
     if placement is None:
@@ -200,7 +201,7 @@ def _silent_since_s(status: JobStatus, observed: Observed) -> float | None:
 
 def _node_concerns(
     placement: JobPlacement, observed: Observed, spec: JobSpec
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[ConcernReason, str]]:
     for name in dict.fromkeys(placed.node for placed in placement.all_pods):
         if lost_in_s(name, observed, spec) is None or is_node_lost(name, observed, spec):
             continue
