@@ -134,8 +134,9 @@ class _Job:
         return self._recovery(begin_s)
 
     def lose_nodes(self, count: int) -> Recovery:
-        """Nodes lose power."""
-        names = [pod["spec"]["nodeName"] for pod in self._running()[:count]]
+        """Nodes lose power, neighbours first: ranks of one group are in one rack, and as many nodes
+        of as many racks would leave too few whole racks for the job."""
+        names = sorted(pod["spec"]["nodeName"] for pod in self._running())[:count]
         self._make_steps()
         begin_s = time.time()
         self._nodes.kill(*names)
