@@ -344,10 +344,14 @@ def test_reservations_of_earlier_processes_are_known_before_any_job_is_placed() 
     """Job b's four nodes were chosen, but none of its pods was made when the operator fell."""
     with World(nodes=6) as world:
         world.apply(job("b"))
-        world.cluster.kill_after(2)
+        world.cluster.kill_after(3)
         with pytest.raises(Killed):
             world.settle()
-        assert [write[:2] for write in world.cluster.writes] == [STATUS, ("create", "configmaps")]
+        assert [write[1] for write in world.cluster.writes] == [
+            JOB.plural,
+            EVENT.plural,
+            CONFIG_MAP.plural,
+        ]
         assert world.pods("b") == []
         first = world.apply(job("a"))
         world.restart()
