@@ -10,7 +10,16 @@ from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import JobStatus
 from omni_operator.faults.detect import find, find_cause
 from omni_operator.status.incidents import open_incident
-from omni_operator.status.life import accept, complete, fail, refuse, suspend, wait_for_room
+from omni_operator.status.life import (
+    accept,
+    complete,
+    fail,
+    place,
+    refuse,
+    release_gang,
+    suspend,
+    wait_for_room,
+)
 from omni_operator.status.notes import EventBook, Note, notes_between
 from omni_operator.status.progress import absorb_heartbeat
 from tests.operator.looking import Scene, look, opened, released, running_job
@@ -31,12 +40,18 @@ def failed_pod(scene: Scene, status: JobStatus) -> JobStatus:
     return opened(scene, status, opened_by=A.REPLACE_POD, incident=incident)
 
 
+def test_that_pods_are_let_go_is_told_where_they_waited_after_they_were_placed() -> None:
+    scene = running_job()
+    placed = place(opened(scene), scene.look(), scene.placement, config_map="p-1")
+    assert reasons(placed, release_gang(placed, scene.look())) == [("Normal", "GangReady")]
+
+
 def test_the_way_of_a_job_to_its_end_is_told() -> None:
     scene = running_job()
     first = opened(scene)
     assert reasons(JobStatus(), first) == [("Normal", "AttemptOpened")]
     ready = released(scene)
-    assert reasons(first, ready) == [("Normal", "Placed"), ("Normal", "GangReady")]
+    assert reasons(first, ready) == [("Normal", "Placed")], "they waited for nothing"
     running = look(scene, ready)
     assert reasons(ready, running) == [("Normal", "Running")]
     again = failed_pod(scene, running)

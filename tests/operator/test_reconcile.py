@@ -38,10 +38,14 @@ def test_a_job_that_waits_for_room_shows_its_phase() -> None:
         assert world.cluster.find(JOB, "stamps")["status"]["phase"] == "Pending"
 
 
-def test_a_job_is_placed_made_and_let_go_in_the_turn_that_opens_its_attempt() -> None:
+def test_a_job_is_placed_in_the_turn_that_opens_its_attempt_and_let_go_in_the_next() -> None:
     with World() as world:
         key = world.apply(job())
         world.deliver()
+        assert world.reconcile(key) == 0
+        uid = world.cluster.find(JOB, "stamps")["metadata"]["uid"]
+        assert world.cluster.find(CONFIG_MAP, f"stamps-{uid[:5]}-placement-1") is not None
+        assert world.pods() == [], "other jobs are placed before"
         world.reconcile(key)
         assert world.condition("Placed") == ("True", "Placed")
         assert world.condition("GangReady") == ("True", "Released")
@@ -60,6 +64,7 @@ def test_a_start_that_takes_long_tells_where_the_pods_go_before_it_is_over() -> 
         key = world.apply(job())
         world.deliver()
         world.cluster.refuses = slow
+        world.reconcile(key)
         world.reconcile(key)
         statuses = [write for write in world.cluster.writes if write[:2] == STATUS]
         assert len(statuses) == 3, "one more tells where the pods go"
@@ -433,4 +438,4 @@ def test_events_tell_what_happened() -> None:
         world.apply(job())
         world.pass_s(5)
         reasons = [event["reason"] for event in world.cluster.objects(EVENT)]
-        assert {"Placed", "GangReady", "Running"} <= set(reasons)
+        assert sorted(reasons) == ["AttemptOpened", "Placed", "Running"]

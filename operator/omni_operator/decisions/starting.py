@@ -56,7 +56,6 @@ def find_place(case: Case) -> Step:
             plan=plan,
             placement=found,
             writes=((Create(kind=CONFIG_MAP, body=body),),),
-            goes_on=True,
             requeue_after_s=0,
         )
     how = case.spec.topology.on_unsatisfied

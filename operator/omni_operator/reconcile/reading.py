@@ -46,6 +46,8 @@ class JobMemory:
     """When the progress Lease was read."""
     decided_s: float = 0.0
     """How long the last decision took."""
+    turn_s: float = 0.0
+    """When the last look at it began."""
     rests_until_s: float = 0.0
     """When the job is looked at again at the soonest, by the timer of decisions."""
     status_s: float = 0.0

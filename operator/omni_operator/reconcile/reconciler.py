@@ -35,9 +35,9 @@ _REST: Final = 4.0
 """A job that waits is left alone this many times as long as a decision about it takes."""
 _NUM_TIDIED: Final = 8
 """Old placements that a new process looks for: those that one before it had no time to delete."""
-_NUM_STEPS: Final = 8
-"""Steps of one job that follow at once, at most: from an attempt that is opened to one whose pods
-are let go there are four."""
+_NUM_STEPS: Final = 4
+"""Steps of one job that follow at once, at most: making pods, letting them go and telling so are
+three. All jobs that wait are placed before any of them makes pods."""
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
 
@@ -99,6 +99,7 @@ class Reconciler:
             self._memories.pop(key, None)
             return None
         memory = self._memory(job)
+        memory.turn_s = self._clock()
         if not _is_over(job):
             await self._reader.read_attempt(job, memory)
             await self._reader.read_admission(job, memory, with_kueue=self._settings.with_kueue)
@@ -294,7 +295,8 @@ class Reconciler:
     async def _report(self, job: JobState, step: Step, memory: JobMemory) -> float | None:
         """Write the status where that is due. Returns when to look again."""
         now_s, again_s = self._clock(), step.requeue_after_s
-        memory.status_s = min(memory.status_s, now_s)  # A clock may be set back.
+        # A clock may be set back.
+        memory.status_s, memory.turn_s = min(memory.status_s, now_s), min(memory.turn_s, now_s)
         due_s = self._due_s(job, step, memory) - now_s
         if due_s > 0:
             return due_s if again_s is None else min(again_s, due_s)
@@ -314,10 +316,11 @@ class Reconciler:
 
     def _due_s(self, job: JobState, step: Step, memory: JobMemory) -> float:
         """When the status is to be written at the latest."""
+        how_much = significance(job.status, step.status)
+        if step.goes_on and how_much == "facts":
+            return memory.turn_s + _WORDS_S
         waits = {"words": _WORDS_S, "progress": self._settings.status_progress_s}
-        if step.goes_on:
-            waits["facts"] = _WORDS_S
-        return memory.status_s + waits.get(significance(job.status, step.status), float("-inf"))
+        return memory.status_s + waits.get(how_much, float("-inf"))
 
     def _memory(self, job: JobState) -> JobMemory:
         memory = self._memories.get(job.key)

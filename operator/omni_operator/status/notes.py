@@ -66,14 +66,18 @@ def _attempt(old: JobStatus, new: JobStatus) -> Iterator[Note]:
 
 
 def _conditions(old: JobStatus, new: JobStatus) -> Iterator[Note]:
+    said: Note | None = None
     for condition in new.conditions:
         before = old.condition(condition.type)
         was = (None, None) if before is None else (before.status, before.reason)
         if was == (condition.status, condition.reason):
             continue
         note = _of_condition(condition)
-        if note is not None:
-            yield note
+        # Pods that are let go as soon as they have a place waited for nothing.
+        if note is None or (note.reason == "GangReady" and said and said.reason == "Placed"):
+            continue
+        said = note
+        yield note
 
 
 def _of_condition(condition: Condition) -> Note | None:
