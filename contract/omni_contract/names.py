@@ -15,6 +15,8 @@ LABEL_JOB: Final = f"{GROUP}/job"
 """On everything that belongs to a job: its name."""
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 """On every pod of a job: the job's UID, which a job of the same name that came later has not."""
+LABEL_LOG_READER: Final = f"{GROUP}/log-reader"
+"""On a pod that reads a job's stored logs for somebody: the job's UID."""
 GATE: Final = f"{GROUP}/gang"
 """Scheduling gate of every pod, lifted for the whole attempt at once."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
@@ -86,6 +88,13 @@ TRACE_FILE: Final = "trace-{step}-{rank}.json"
 """A RankTrace: the operations of one step as executed by one rank."""
 PROGRESS_FILE: Final = "progress-{rank}.json"
 """A Progress, replaced at every step by the rank and touched while it is alive."""
+
+_UID_CHARACTERS: Final = 5
+
+
+def base_name(job: str, uid: str) -> str:
+    """What the names of a job's objects begin with. A later job of the same name has another."""
+    return f"{job}-{uid[:_UID_CHARACTERS]}"
 
 
 class Exit(IntEnum):

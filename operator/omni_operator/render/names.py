@@ -16,6 +16,7 @@ from omni_contract.names import (
     LABEL_JOB,
     LABEL_JOB_UID,
     RENDEZVOUS_PORT,
+    base_name,
 )
 from omni_contract.placement import JobPlacement
 from omni_contract.records import History
@@ -28,7 +29,6 @@ Operations = list[dict[str, Any]]
 """A JSON patch."""
 
 HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
-_UID_CHARACTERS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ObjectNames:
     @classmethod
     def of(cls, job: JobState) -> Self:
         """The names for a job."""
-        return cls(base=f"{job.key.name}-{job.uid[:_UID_CHARACTERS]}")
+        return cls(base=base_name(job.key.name, job.uid))
 
     @property
     def service(self) -> str:
