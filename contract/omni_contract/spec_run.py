@@ -9,18 +9,19 @@ from omni_contract.base import Clash, SpecModel
 from omni_contract.names import DATA_CONTAINER, GROUP, TRAINER_CONTAINER
 
 _SET_BY_OPERATOR: Final = ("command", "args", "restartPolicy", "image", "workingDir")
-"""Fields of our two containers that a job may not set (the image is podTemplate.image)."""
+"""Fields of our two containers that a job may not set (images: podTemplate.image, .dataImage)."""
 _OUR_PREFIX: Final = f"{GROUP}/"
 """Of the names of labels and annotations that the operator keeps for itself."""
 _SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 """What Kubernetes calls most objects."""
 _RESOURCE: Final = rf"^{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _REPOSITORY: Final = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_IMAGE: Final = (
+_REFERENCE: Final = (
     r"^((\[[a-fA-F0-9:]+\]|[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?)(:[0-9]+)?/)?"
     rf"{_REPOSITORY}(/{_REPOSITORY})*(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@[A-Za-z0-9+._-]+:[a-fA-F0-9]+)?$"
 )
 """The grammar of image references: the API server takes any text, and kubelets refuse it."""
+_Image = Annotated[str, Field(max_length=512, pattern=_REFERENCE)]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -83,8 +84,10 @@ class ResourcesSpec(SpecModel):
 class PodTemplateSpec(SpecModel):
     """What the user adds to the pods."""
 
-    image: Annotated[str, Field(max_length=512, pattern=_IMAGE)] | None = None
+    image: _Image | None = None
     """Trainer image, such as HOST/NAME:TAG. Left out: the operator's default."""
+    data_image: _Image | None = None
+    """Image of the data service, whatever `image` is. Left out: the operator's default."""
     labels: Annotated[
         dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]],
         Field(max_length=64),
@@ -99,7 +102,7 @@ class PodTemplateSpec(SpecModel):
         list[Annotated[str, Field(max_length=253, pattern=rf"^{_SUBDOMAIN}$")]],
         Field(max_length=16),
     ] = []
-    """Names of Secrets to pull it with."""
+    """Names of Secrets to pull the images with."""
     priority_class_name: Annotated[str, Field(max_length=253)] | None = None
     """Priority class of the pods."""
     env: Annotated[

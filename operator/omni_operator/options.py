@@ -8,6 +8,7 @@ from typing import Final
 from omni_operator.settings import Settings
 
 _DEFAULTS: Final = Settings(image="")
+_PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +33,18 @@ def parse(arguments: Sequence[str]) -> Options:
         "omni_operator.main --image=trainer:dev --lease=default/omni --port=8080",
     )
     add = parser.add_argument
-    add("--image", required=True, help="image of trainer and data service where a job names none")
+    add("--image", required=True, help="image of the trainer where a job names none")
     add(
         "--image-pull-policy",
         default=_DEFAULTS.image_pull_policy,
-        choices=("Always", "IfNotPresent", "Never"),
+        choices=_PULL_POLICIES,
         help="when nodes pull it (default: %(default)s)",
+    )
+    add("--data-image", help="image of the data service where a job names none (default: --image)")
+    add(
+        "--data-image-pull-policy",
+        choices=_PULL_POLICIES,
+        help="when nodes pull it (default: --image-pull-policy)",
     )
     add("--priority-class", metavar="NAME", help="of pods whose job names none (default: none)")
     add("--watched-namespace", metavar="NAME", help="take jobs of this one only (default: of all)")
@@ -91,6 +98,8 @@ def parse(arguments: Sequence[str]) -> Options:
         settings=Settings(
             image=read.image,
             image_pull_policy=read.image_pull_policy,
+            data_image=read.data_image,
+            data_image_pull_policy=read.data_image_pull_policy,
             priority_class=read.priority_class,
             watched_namespace=read.watched_namespace,
             cluster_domain=read.cluster_domain,

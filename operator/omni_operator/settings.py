@@ -8,8 +8,13 @@ class Settings:
     """Options of one operator process."""
 
     image: str
-    """Image of the trainer and data service where a job names none."""
+    """Image of the trainer where a job names none."""
     image_pull_policy: str = "IfNotPresent"
+    """Of trainers, whoever names the image."""
+    data_image: str | None = None
+    """Image of the data service where a job names none; None: `image`, which then holds both."""
+    data_image_pull_policy: str | None = None
+    """Of data services, whoever names the image; None: `image_pull_policy`."""
     priority_class: str | None = None
     """Priority class of the pods where a job names none. It says whether they may preempt others: a
     pod's own preemptionPolicy must equal its class's."""

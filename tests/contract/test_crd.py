@@ -223,7 +223,7 @@ def test_the_resources_cannot_go_as_a_whole() -> None:
     [
         ("spec.suspend", True),
         ("spec.restart.limit", 9),
-        ("spec.podTemplate", {"image": "trainer:2"}),
+        ("spec.podTemplate", {"image": "trainer:2", "dataImage": "dataloader:2"}),
         ("spec.ttlSecondsAfterFinished", 60),
         ("spec.resources.spares", 1),
         ("spec.storage.credentialsSecret", "rotated"),

@@ -352,6 +352,7 @@ def test_a_file_nested_without_end_is_a_sentence(tmp_path: Path) -> None:
         ("spec.podTemplate", {"image": "registry.example/Trainer:2"}),
         ("spec.podTemplate", {"image": "registry.example/trainer:"}),
         ("spec.podTemplate", {"image": "https://registry.example/trainer"}),
+        ("spec.podTemplate", {"dataImage": "dataloader 2"}),
         ("spec.podTemplate", {"labels": {"megascale-omni.dev/team": "a"}}),
     ],
 )
@@ -370,6 +371,7 @@ def test_a_name_that_no_cluster_knows_is_refused_by_the_api_server_too(
         ("spec.resources.gpuResource", "nvidia.com/mig-1g.5gb.shared"),
         ("spec.podTemplate", {"imagePullSecrets": ["team.pull-1"]}),
         ("spec.podTemplate", {"image": "trainer"}),
+        ("spec.podTemplate", {"dataImage": "registry.example/dataloader:2"}),
         ("spec.podTemplate", {"image": "localhost:5000/a/b__c/d-e.f:V1.2_x"}),
         ("spec.podTemplate", {"image": "[fd00::1]:5000/trainer:1"}),
         ("spec.podTemplate", {"image": f"Registry.example/trainer:1@sha256:{'0a' * 32}"}),

@@ -20,6 +20,8 @@ def test_every_option_reaches_its_setting() -> None:
         [
             *NEEDED,
             "--image-pull-policy=Always",
+            "--data-image=data:1",
+            "--data-image-pull-policy=Never",
             "--priority-class=high",
             "--watched-namespace=team",
             "--cluster-domain=corp",
@@ -33,6 +35,8 @@ def test_every_option_reaches_its_setting() -> None:
     assert options.settings == Settings(
         image="trainer:1",
         image_pull_policy="Always",
+        data_image="data:1",
+        data_image_pull_policy="Never",
         priority_class="high",
         watched_namespace="team",
         cluster_domain="corp",
@@ -51,6 +55,7 @@ def test_every_option_reaches_its_setting() -> None:
         (["--max-concurrent-writes=0"], "'0' is not a whole number from 1 on"),
         (["--resync-seconds=soon"], "'soon' is not a whole number from 1 on"),
         (["--image-pull-policy=Sometimes"], "Always"),
+        (["--data-image-pull-policy=Sometimes"], "Always"),
     ],
 )
 def test_a_mistake_is_told_with_the_rule(

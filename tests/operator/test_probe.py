@@ -35,7 +35,7 @@ RAW = with_template(TEMPLATE)
         ("spec.tolerations[4].effect", "spec.podTemplate.tolerations"),
         ("spec.volumes[6].name", "spec.podTemplate.volumes"),
         ("spec.containers[0].image", "spec.podTemplate.image"),
-        ("spec.initContainers[0].image", "spec.podTemplate.image"),
+        ("spec.initContainers[0].image", "spec.podTemplate.dataImage"),
         ("spec.containers[0].resources.x", "spec.podTemplate.containers[1].resources.x"),
         ("spec.containers[1].env[0].name", "spec.podTemplate.containers[0].env[0].name"),
         ("spec.containers[1].image", "spec.podTemplate.containers[0].image"),

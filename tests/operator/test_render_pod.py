@@ -1,5 +1,6 @@
 """The pod of one node, and what a user's template does to it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,20 +16,32 @@ from omni_contract.names import (
     TRAINER_CONTAINER,
 )
 from omni_contract.records import History
-from omni_operator.render.pod import render_pod
+from omni_operator.render.pod import render_pod, render_template
+from omni_operator.settings import Settings
 from tests.contract.jobs import DEMO, changed
 from tests.operator.rendering import SETTINGS, UID, job_state, place_on, plan_of, with_template
 
 GPU = "nvidia.com/gpu"
+TWO_IMAGES = Settings(
+    image="trainer:1",
+    image_pull_policy="Never",
+    data_image="data:1",
+    data_image_pull_policy="Always",
+)
 
 
 def rendered(
-    raw: dict[str, Any], index: int = 1, *, attempt: int = 1, **rest: Any
+    raw: dict[str, Any],
+    index: int = 1,
+    *,
+    attempt: int = 1,
+    settings: Settings = SETTINGS,
+    **rest: Any,
 ) -> dict[str, Any]:
     """A pod of a job with two nodes and a spare."""
     job, plan = job_state(raw), plan_of(raw)
     placement = place_on(job, plan, attempt=attempt, spares=1, **rest)
-    return render_pod(job, plan, placement, index, SETTINGS, History())
+    return render_pod(job, plan, placement, index, settings, History())
 
 
 def of(template: dict[str, Any], *, device: str = "auto") -> dict[str, Any]:
@@ -116,11 +129,39 @@ def test_both_containers_get_the_credentials() -> None:
     assert "envFrom" not in trainer(rendered(DEMO)["spec"])
 
 
-def test_the_image_of_the_job_goes_before_the_operators() -> None:
-    assert trainer(of({}))["image"] == SETTINGS.image
-    spec = of({"image": "mine:2", "imagePullSecrets": ["a"]})
-    assert {trainer(spec)["image"], data(spec)["image"]} == {"mine:2"}
-    assert spec["imagePullSecrets"] == [{"name": "a"}]
+def images(template: dict[str, Any], settings: Settings) -> tuple[str, str]:
+    spec = rendered(with_template(template), settings=settings)["spec"]
+    return trainer(spec)["image"], data(spec)["image"]
+
+
+def test_the_images_of_the_job_go_before_the_operators() -> None:
+    assert images({}, TWO_IMAGES) == ("trainer:1", "data:1")
+    # A trainer of the user's own need not hold the data service.
+    assert images({"image": "mine:2"}, TWO_IMAGES) == ("mine:2", "data:1")
+    assert images({"dataImage": "mine:3"}, TWO_IMAGES) == ("trainer:1", "mine:3")
+    assert images({"image": "mine:2", "dataImage": "mine:3"}, TWO_IMAGES) == ("mine:2", "mine:3")
+    assert of({"imagePullSecrets": ["a"]})["imagePullSecrets"] == [{"name": "a"}]
+
+
+def test_an_operator_with_one_image_runs_both_containers_from_it() -> None:
+    assert images({}, Settings(image="both:1")) == ("both:1", "both:1")
+    assert images({"image": "mine:2"}, Settings(image="both:1")) == ("mine:2", "both:1")
+
+
+def test_each_image_has_its_pull_policy() -> None:
+    def policies(settings: Settings) -> tuple[str, str]:
+        spec = rendered(DEMO, settings=settings)["spec"]
+        return trainer(spec)["imagePullPolicy"], data(spec)["imagePullPolicy"]
+
+    assert policies(TWO_IMAGES) == ("Never", "Always")
+    one = replace(TWO_IMAGES, data_image_pull_policy=None)
+    assert policies(one) == ("Never", "Never")
+
+
+def test_a_quota_system_is_told_both_images() -> None:
+    raw = with_template({})
+    pod = render_template(job_state(raw), plan_of(raw).spec, TWO_IMAGES)["spec"]
+    assert (trainer(pod)["image"], data(pod)["image"]) == ("trainer:1", "data:1")
 
 
 def test_labels_and_annotations_are_added_to_ours() -> None:

@@ -123,7 +123,7 @@ def _typed_in_container(inside: re.Match[str], pod: Object, spec: JobSpec) -> st
     name, field = container.get("name"), inside["field"]
     is_ours = name in (TRAINER_CONTAINER, DATA_CONTAINER)
     if is_ours and field == "image":
-        return "spec.podTemplate.image"
+        return f"spec.podTemplate.{'image' if name == TRAINER_CONTAINER else 'dataImage'}"
     item = _item(container, field, inside["item"])
     if name == TRAINER_CONTAINER and field == "env" and item.get("name") in template.env:
         return f"spec.podTemplate.env.{item['name']}"

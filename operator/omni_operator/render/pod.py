@@ -159,7 +159,9 @@ def node_selector(spec: JobSpec, queue: Mapping[str, str]) -> dict[str, str]:
 def _data(spec: JobSpec, settings: Settings, *, spare: bool) -> Object:
     """The data service, a native sidecar. It is ready, no more than that, once it has its socket:
     were the trainer to start only then, the supervisor could not tell it whom to serve."""
-    container = _container(spec, settings, DATA_CONTAINER, "omni_dataloader.pod") | {
+    container = _container(spec, DATA_CONTAINER, "omni_dataloader.pod") | {
+        "image": spec.pod_template.data_image or settings.data_image or settings.image,
+        "imagePullPolicy": settings.data_image_pull_policy or settings.image_pull_policy,
         "restartPolicy": "Always",
         "ports": [{"name": "data", "containerPort": DATA_PORT}],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
@@ -177,7 +179,9 @@ def _data(spec: JobSpec, settings: Settings, *, spare: bool) -> Object:
 
 def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -> Object:
     resources = spec.resources
-    container = _container(spec, settings, TRAINER_CONTAINER, "omni_trainer.pod")
+    container = _container(spec, TRAINER_CONTAINER, "omni_trainer.pod")
+    container["image"] = spec.pod_template.image or settings.image
+    container["imagePullPolicy"] = settings.image_pull_policy
     container["ports"] = [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT}]
     container["env"].append({"name": ENV_JOB_UID, "value": job.uid})
     # Little, so that any GPU node has it; not nothing, or the data service would starve the ranks.
@@ -205,12 +209,10 @@ def _trainer(job: JobState, spec: JobSpec, settings: Settings, *, beats: bool) -
     return container
 
 
-def _container(spec: JobSpec, settings: Settings, name: str, module: str) -> Object:
+def _container(spec: JobSpec, name: str, module: str) -> Object:
     """What both containers have."""
     container: Object = {
         "name": name,
-        "image": spec.pod_template.image or settings.image,
-        "imagePullPolicy": settings.image_pull_policy,
         "command": ["python", "-m", module],
         "env": [
             # The user id has no entry in passwd, and libraries ask for a home and a name.
