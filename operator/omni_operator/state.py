@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 from omni_contract.names import ANNOTATION_NODE
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
+from omni_contract.reasons import QueueReason
 from omni_contract.records import JobHeartbeat, PodEnd
 from omni_contract.spec_run import FaultClass
 from omni_contract.status import JobStatus
@@ -158,9 +159,8 @@ class Bounds:
     tolerations: tuple[Mapping[str, Any], ...] = ()
 
 
-QueueReason = Literal["QueueWaiting", "QueueEvicted", "NoQueueSystem"]
-"""Why condition Placed of a job that its queue holds back is False."""
 QUEUE_REASONS: Final[tuple[str, ...]] = get_args(QueueReason)
+"""Reasons of condition Placed of a job that its queue holds back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,8 +87,15 @@ def test_a_wait_is_told_again_when_its_reason_changes_and_not_when_its_words_do(
     few = wait_for_room(first, scene.look(), "NotEnoughNodes", "1 of 4")
     assert reasons(first, few) == [("Warning", "NotEnoughNodes")]
     assert reasons(few, wait_for_room(few, scene.look(), "NotEnoughNodes", "2 of 4")) == []
-    split = wait_for_room(few, scene.look(), "TopologyNotSatisfied", "2 racks")
-    assert reasons(few, split) == [("Warning", "TopologyNotSatisfied")]
+    split = wait_for_room(few, scene.look(), "NoRoomUnderTopology", "2 racks")
+    assert reasons(few, split) == [("Warning", "NoRoomUnderTopology")]
+
+
+def test_the_end_of_a_job_that_waits_is_told_once() -> None:
+    scene = running_job()
+    first = opened(scene)
+    over = fail(first, scene.look(), "NotEnoughNodes", "1 of 4; topology.onUnsatisfied is Fail")
+    assert reasons(first, over) == [("Warning", "Failed")]
 
 
 @pytest.mark.parametrize("other", ["ErrImagePull", "ImagePullBackOff"])

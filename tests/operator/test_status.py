@@ -9,12 +9,14 @@ import pytest
 from omni_contract.errors import SpecError
 from omni_contract.names import DATA_CONTAINER, TRAINER_CONTAINER
 from omni_contract.records import History
-from omni_contract.spec_run import RestartAction
+from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import (
     CONDITIONS,
+    Condition,
     JobStatus,
     Phase,
     read_time,
+    write_time,
 )
 from omni_operator.faults.detect import find
 from omni_operator.state import JobState, Observed
@@ -74,12 +76,12 @@ def bare(job: JobState, now_s: float) -> Observed:
 
 def test_the_time_of_a_transition_stays_while_only_words_change() -> None:
     job = running_job().job
-    first = set_condition(BEGIN, "Placed", False, "A", "a", observed=bare(job, 100))
-    second = set_condition(first, "Placed", False, "B", "b", observed=bare(job, 200))
-    third = set_condition(second, "Placed", None, "B", "b", observed=bare(job, 300))
+    first = set_condition(BEGIN, "Placed", False, "Placing", "a", observed=bare(job, 100))
+    second = set_condition(first, "Placed", False, "BackingOff", "b", observed=bare(job, 200))
+    third = set_condition(second, "Placed", None, "BackingOff", "b", observed=bare(job, 300))
     times = [status.conditions[0].last_transition_time for status in (first, second, third)]
     assert [read_time(time) for time in times] == [100, 100, 300]
-    assert (second.conditions[0].reason, third.conditions[0].status) == ("B", "Unknown")
+    assert (second.conditions[0].reason, third.conditions[0].status) == ("BackingOff", "Unknown")
     assert len(third.conditions) == 1
 
 
@@ -88,13 +90,14 @@ def test_conditions_stand_in_the_order_of_the_contract_and_bear_the_generation()
     observed = replace(scene.look(), job=replace(scene.job, generation=7))
     status = BEGIN
     for type_ in reversed(CONDITIONS):
-        status = set_condition(status, type_, True, "Because", "it is so", observed=observed)
+        status = set_condition(status, type_, True, "Opened", "it is so", observed=observed)
     assert tuple(condition.type for condition in status.conditions) == CONDITIONS
     assert {condition.observed_generation for condition in status.conditions} == {7}
 
 
 def test_a_message_too_long_for_the_schema_is_cut() -> None:
-    status = set_condition(BEGIN, "Placed", False, "A", "x" * 10_000, observed=running_job().look())
+    observed = running_job().look()
+    status = set_condition(BEGIN, "Placed", False, "Placing", "x" * 10_000, observed=observed)
     assert len(status.conditions[0].message) == 4096
     assert JobStatus.model_validate(status.model_dump()) == status
 
@@ -116,7 +119,7 @@ def test_a_message_too_long_for_the_schema_is_cut() -> None:
 def test_the_phase_is_the_conditions_in_one_word(holding: tuple[str, ...], phase: Phase) -> None:
     status = BEGIN
     for type_ in holding:
-        status = set_condition(status, type_, True, "A", "a", observed=running_job().look())
+        status = set_condition(status, type_, True, "Opened", "a", observed=running_job().look())
     assert phase_of(status) == phase
 
 
@@ -140,11 +143,18 @@ def test_the_phase_is_the_conditions_in_one_word(holding: tuple[str, ...], phase
 def test_the_reason_is_that_of_the_condition_which_explains_the_phase(
     told: tuple[tuple[str, bool], ...], reason: str | None
 ) -> None:
-    status, observed = BEGIN, running_job().look()
-    for type_, holds in told:
-        word = f"{type_}{'T' if holds else 'F'}"
-        status = set_condition(status, type_, holds, word, "a", observed=observed)
-    assert with_phase(status, observed).reason == reason
+    conditions = [
+        Condition(
+            type=type_,
+            status="True" if holds else "False",
+            reason=f"{type_}{'T' if holds else 'F'}",
+            message="a",
+            last_transition_time=write_time(0),
+        )
+        for type_, holds in told
+    ]
+    status = BEGIN.model_copy(update={"conditions": conditions})
+    assert with_phase(status, running_job().look()).reason == reason
 
 
 # The life of a job.
@@ -234,7 +244,9 @@ def test_c35_what_a_suspension_said_ends_with_it_and_is_not_said_again_by_later_
 
 def test_a_job_that_ends_while_it_waits_looks_for_no_nodes() -> None:
     scene = running_job()
-    failed = fail(opened(scene), scene.look(), "StartError", "the API server refused a pod")
+    failed = fail(
+        opened(scene), scene.look(), FaultClass.START_ERROR, "the API server refused a pod"
+    )
     for type_ in ("Placed", "GangReady"):
         assert said(failed, type_) == ("False", "Failed")
         assert message(failed, type_) == "the job is Failed; condition Failed says why"
@@ -316,7 +328,7 @@ def test_c35_a_job_that_lost_a_pod_does_not_run(hit: Callable[[Scene], object], 
 
 def test_gated_and_unschedulable_pods_are_told() -> None:
     scene = running_job(is_released=False)
-    status = look(scene, hold_gang(opened(scene), scene.look(), "OldPodsRemain", "2 remain"))
+    status = look(scene, hold_gang(opened(scene), scene.look(), "WaitingForOldPods", "2 end"))
     assert message(status, "Running").endswith(f"pod {scene.name(0)} is not released")
     scene = running_job(is_released=False)
     pod = scene.raw[scene.name(0)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from omni_contract.faults import FAULTS
 from omni_contract.names import ANNOTATION_RESTART, TRAINER_CONTAINER, Exit
 from omni_contract.plan import JobPlan
+from omni_contract.reasons import FailedReason
 from omni_contract.records import History, JobHeartbeat
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import ExcludedNode, Incident, JobStatus, read_time, write_time
@@ -20,7 +21,7 @@ from omni_operator.state import PodFault, PodState
 from omni_operator.status.conditions import clip, count, history_of, merge_history, with_budget
 from omni_operator.status.incidents import add_incident, open_incident
 from omni_operator.status.life import fail, open_attempt
-from omni_planner.restart import decide_restart
+from omni_planner.restart import Decision, decide_restart
 
 _SETTLE_S = 10.0
 """Pods that only lost a peer are often told of before the one that fell first."""
@@ -110,11 +111,9 @@ def answer(
     if action is not RestartAction.FAIL_JOB:
         told = told.tell(_exclude_nodes(told, faults, refusing))
         return _open(told, action, history=decision.history, incident=incident)
-    reason: str = "GaveUp" if decision.action is not action else decision.reason
-    if decision.reason == "NotRestartable":
-        reason = str(cause.fault)
     message = f"{said}; {decision.message}" if decision.message else said
-    return case.transition(fail(add_incident(status, incident), told.observed, reason, message))
+    status = add_incident(status, incident)
+    return case.transition(fail(status, told.observed, _why_failed(cause, decision), message))
 
 
 def previous_action(status: JobStatus, fault: FaultClass, *, step: int) -> RestartAction | None:
@@ -289,6 +288,18 @@ def _open(
     # Whoever asked for a restart has got one, whatever it was for.
     opened = opened.model_copy(update={"restart_handled": _asked(case)})
     return case.transition(opened, plan)
+
+
+def _why_failed(cause: PodFault, decision: Decision) -> FailedReason:
+    if decision.action is not RestartAction.FAIL_JOB:
+        return "GaveUp"  # The supervisors did, and their word is final.
+    match decision.reason:
+        case "NotRestartable":
+            return cause.fault
+        case "Default" | "Escalated":
+            raise AssertionError("no restart escalates to giving up")
+        case reason:
+            return reason
 
 
 def _asked(case: Case) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
+from omni_contract.reasons import HoldReason
 from omni_contract.spec import JobSpec
 from omni_operator.decisions.placing import NodeNeeds
 from omni_operator.decisions.steps import Create, Delete, Patch
@@ -29,7 +30,7 @@ from omni_operator.status.conditions import count, history_of
 class Hold:
     """What the gates of an attempt wait for."""
 
-    reason: str
+    reason: HoldReason
     message: str
 
 

@@ -1,9 +1,12 @@
 """The way of an attempt from a number in the status to pods that are released together. Pure."""
 
+from typing import Final
+
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_contract.plan import JobPlan
-from omni_contract.spec_run import RestartAction
+from omni_contract.reasons import RoomReason
+from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import read_time
 from omni_operator.decisions.attempt import backoff_s, replan, shrink, withdraw
 from omni_operator.decisions.case import Case, plan_on
@@ -24,7 +27,7 @@ from omni_operator.status.life import fail, hold_gang, place, release_gang, wait
 from omni_planner.placement.types import NoPlacement, Placement
 from omni_planner.placement.units import shrink_candidates
 
-QUOTA_EXCEEDED = "QuotaExceeded"
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
 _QUOTA_S = 30.0
 """A namespace's quota is tried again this long after it refused a pod."""
 _ROOM_S = (5.0, 60.0)
@@ -132,10 +135,10 @@ def refuse_for_good(case: Case, name: str, message: str) -> Step:
         f"the API server refused {name}: {message}; mend podTemplate or what refuses it, and "
         "create the job anew"
     )
-    return case.transition(fail(case.status, case.observed, "StartError", said))
+    return case.transition(fail(case.status, case.observed, FaultClass.START_ERROR, said))
 
 
-def _wait(case: Case, reason: str, message: str, again_s: float) -> Step:
+def _wait(case: Case, reason: RoomReason, message: str, again_s: float) -> Step:
     """Wait for room. Pods that will not live on in the attempt free theirs."""
     observed = case.observed
     lives_on = case.status.opened_by not in (None, RestartAction.RESTART_JOB)

@@ -5,6 +5,7 @@ Pure: every function takes a status and gives the next one.
 
 from typing import Any, Final, Literal
 
+from omni_contract.reasons import ConditionReason
 from omni_contract.records import History
 from omni_contract.status import (
     CONDITIONS,
@@ -28,7 +29,7 @@ def set_condition(
     status: JobStatus,
     type_: str,
     holds: bool | None,
-    reason: str,
+    reason: ConditionReason,
     message: str,
     *,
     observed: Observed,
@@ -45,7 +46,7 @@ def set_condition(
     condition = Condition(
         type=type_,
         status=said,
-        reason=reason,
+        reason=str(reason),
         message=clip(message),
         last_transition_time=before.last_transition_time
         if before is not None and is_same

@@ -5,7 +5,6 @@ from typing import Literal
 from omni_contract.errors import SpecError
 from omni_contract.placement import JobPlacement
 from omni_contract.reasons import (
-    AcceptedReason,
     ConditionReason,
     FailedReason,
     HoldReason,
@@ -42,7 +41,7 @@ def refuse(
     observed: Observed,
     error: SpecError | str,
     *,
-    reason: AcceptedReason = "InvalidSpec",
+    reason: Literal["InvalidSpec", "PodRefused"] = "InvalidSpec",
 ) -> JobStatus:
     """The spec is not valid, or makes pods that the API server refuses. What already runs goes on
     by the plan it has."""

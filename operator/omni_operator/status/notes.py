@@ -21,8 +21,8 @@ _MESSAGE_CHARACTERS: Final = 1024
 _REMEMBERED: Final = 4096
 _COMPONENT: Final = "megascale-omni-operator"
 _WARNS_WHEN_FALSE: Final = ("Accepted", "Placed", "TopologySatisfied")
-_SILENT_REASONS: Final = ("Placing", "Suspended")
-"""What every start or suspension goes through."""
+_SILENT_REASONS: Final = ("Placing", "Suspended", "Completed", "Failed")
+"""What every start, suspension or end goes through; an end is told by its own condition."""
 _WAITS_CALMLY: Final = ("QueueWaiting", "QueueEvicted")
 """What a queue is for."""
 

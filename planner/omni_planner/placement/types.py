@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from omni_contract.reasons import PlacementReason
+
 OnUnsatisfied = Literal["Wait", "Relax", "Fail", "Shrink"]
 
 DomainKey = tuple[str, ...]
@@ -90,8 +92,8 @@ class Placement:
 class NoPlacement:
     """Why a job cannot be placed."""
 
-    reason: str
-    """CamelCase, constant, for a condition."""
+    reason: PlacementReason
+    """For a condition."""
     message: str
     """A sentence with numbers: what was asked, the best there is, what would help."""
 
