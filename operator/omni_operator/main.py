@@ -26,7 +26,7 @@ from omni_operator.process.leader import WATCHED, Leader
 from omni_operator.process.lease import Elector, LeaseLost
 from omni_operator.process.queue import Queue
 from omni_operator.reconcile.reconciler import Reconciler
-from omni_operator.telemetry import Telemetry, load_span_exporter
+from omni_operator.telemetry import Telemetry, load_metric_exporter, load_span_exporter
 from omni_operator.watch.view import View
 
 _LOG: Final = logging.getLogger("omni_operator")
@@ -48,8 +48,12 @@ class Operator:
         settings = options.settings
         self._options = options
         self._access = access
+        # A process that takes the place of one with its host's name is not the one before.
+        identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         self._telemetry = Telemetry(
-            span_exporter=load_span_exporter(os.environ.get("OTEL_TRACES_EXPORTER"))
+            instance=identity,
+            span_exporter=load_span_exporter(os.environ),
+            metric_exporter=load_metric_exporter(os.environ),
         )
         self._cluster = Cluster(
             access,
@@ -64,8 +68,7 @@ class Operator:
             self._elections,
             namespace=options.lease_namespace,
             name=options.lease_name,
-            # A process that takes the place of one with its host's name is not the one before.
-            identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+            identity=identity,
         )
         self._watched = (*WATCHED, WORKLOAD) if settings.with_kueue else WATCHED
         self._pulse = Pulse()

@@ -1,14 +1,21 @@
-"""What the operator counts, for Prometheus, and one trace per incident, for whatever takes traces.
+"""What the operator counts, for Prometheus and whatever takes OTLP, and one trace per incident.
 
 Nothing global: each `Telemetry` has providers of its own, and is passed to whoever has to count.
 """
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    MetricExporter,
+    MetricReader,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -20,38 +27,75 @@ from omni_contract.status import STAGES, Incident, JobStatus, read_time
 from omni_operator.state import JobState
 
 _SCOPE: Final = "omni_operator"
-_EXPORTERS: Final = "opentelemetry_traces_exporter"
+_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_OTLP: Final = "otlp"
+_OTLP_OVER_HTTP: Final = "otlp_proto_http"
+"""What its package calls it."""
+_NONE: Final = "none"
+_PROMETHEUS: Final = "prometheus"
+_CLOSE_S: Final = 3.0
 _SHORT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LONG_S: Final = (0.1, 0.3, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 
 
-def load_span_exporter(name: str | None) -> SpanExporter | None:
-    """The exporter of traces that OTEL_TRACES_EXPORTER names: `console`, or what a package that is
-    installed beside the operator brings, such as `otlp`. Raises LookupError."""
-    if name in (None, "", "none"):
-        return None
-    found = next(iter(entry_points(group=_EXPORTERS, name=name)), None)
-    if found is None:
-        known = sorted({entry.name for entry in entry_points(group=_EXPORTERS)})
-        raise LookupError(
-            f"OTEL_TRACES_EXPORTER: no exporter {name!r} is installed; use one of "
-            f"{', '.join(known)} or none, or add the package that has it to the image "
-            "(opentelemetry-exporter-otlp-proto-http has otlp)"
-        )
-    exporter: SpanExporter = found.load()()
+def load_span_exporter(env: Mapping[str, str]) -> SpanExporter | None:
+    """Where traces go: OTEL_TRACES_EXPORTER names an exporter. Left out, it is `otlp`, over HTTP,
+    where an endpoint is given. Raises LookupError.
+
+    What else the exporter wants to know, it takes from the environment of the process.
+    """
+    exporter: SpanExporter | None = _load(env, "traces")
     return exporter
+
+
+def load_metric_exporter(env: Mapping[str, str]) -> MetricExporter | None:
+    """Where what was counted goes, besides the page for Prometheus: as above, by
+    OTEL_METRICS_EXPORTER."""
+    exporter: MetricExporter | None = _load(env, "metrics")
+    return exporter
+
+
+def _load(env: Mapping[str, str], signal: str) -> Any:
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    endpoints = (_ENDPOINT, f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    usual = _OTLP if any(env.get(name) for name in endpoints) else _NONE
+    name = env.get(variable) or usual
+    if name == _NONE or (signal, name) == ("metrics", _PROMETHEUS):  # that page is always there
+        return None
+    group = f"opentelemetry_{signal}_exporter"
+    installed = _OTLP_OVER_HTTP if name == _OTLP else name
+    found = next(iter(entry_points(group=group, name=installed)), None)
+    if found is None:
+        others = {entry.name for entry in entry_points(group=group)} - {_OTLP_OVER_HTTP}
+        raise LookupError(
+            f"{variable}: no exporter {name!r} is installed; use one of "
+            f"{', '.join(sorted({_OTLP, *others}))} or none, or add its package to the image"
+        )
+    return found.load()()
 
 
 class Telemetry:
     """Meters and the tracer of one operator process."""
 
-    def __init__(self, *, span_exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        instance: str = "",
+        span_exporter: SpanExporter | None = None,
+        metric_exporter: MetricExporter | None = None,
+    ) -> None:
+        """`instance` tells this process from others whose counts the same receiver gets."""
         self._registry = CollectorRegistry()
-        resource = Resource.create({"service.name": "megascale-omni-operator"})
-        reader = PrometheusMetricReader(
+        resource = Resource.create(
+            {"service.name": "megascale-omni-operator", "service.instance.id": instance}
+        )
+        page = PrometheusMetricReader(
             disable_target_info=True, scope_info_enabled=False, registry=self._registry
         )
-        self._meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        readers: list[MetricReader] = [page]
+        if metric_exporter is not None:
+            readers.append(PeriodicExportingMetricReader(metric_exporter))
+        self._meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         self._tracers: TracerProvider | None = None
         self._tracer: Tracer | None = None
         if span_exporter is not None:
@@ -128,10 +172,16 @@ class Telemetry:
         return generate_latest(self._registry).decode()
 
     def close(self) -> None:
-        """Send what is left to send."""
-        self._meters.shutdown()
+        """Send what is left to send, but wait no longer for a receiver that is away."""
+        ends: list[Callable[[], None]] = [self._meters.shutdown]
         if self._tracers is not None:
-            self._tracers.shutdown()
+            ends.append(self._tracers.shutdown)
+        closing = [threading.Thread(target=end, daemon=True) for end in ends]
+        for thread in closing:
+            thread.start()
+        until_s = time.monotonic() + _CLOSE_S
+        for thread in closing:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def _key(incident: Incident) -> tuple[int, int, str]:

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_contract.spec_run import FaultClass, RestartAction
 from omni_contract.status import STAGES, Incident, JobStatus, write_time
 from omni_operator.state import JobState
-from omni_operator.telemetry import Telemetry, load_span_exporter
+from omni_operator.telemetry import Telemetry
 from tests.operator.looking import running_job
 from tests.operator.world import World, job
 
@@ -193,18 +192,3 @@ def test_without_an_exporter_nothing_is_traced() -> None:
     telemetry.status_written(job_with(JobStatus()), with_incidents(incident(*STAGES)))
     assert samples(telemetry, "omni_operator_faults_total") != {}
     telemetry.close()
-
-
-@pytest.mark.parametrize("name", [None, "", "none"])
-def test_no_exporter_is_loaded_unless_one_is_named(name: str | None) -> None:
-    assert load_span_exporter(name) is None
-
-
-def test_an_exporter_is_found_by_its_name() -> None:
-    exporter = load_span_exporter("console")
-    assert isinstance(exporter, ConsoleSpanExporter)
-
-
-def test_an_exporter_that_is_not_installed_is_explained() -> None:
-    with pytest.raises(LookupError, match="no exporter 'smoke' is installed; use one of .*console"):
-        load_span_exporter("smoke")
