@@ -46,13 +46,24 @@ def helm(*arguments: str) -> str:
     return done.stdout
 
 
+def set_values(values: Mapping[str, Any]) -> list[str]:
+    """Arguments that lay these values over those of the chart."""
+    return [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+
+
 def render_chart(
-    *, namespace: str, values: Mapping[str, Any] | None = None, with_crds: bool = False
+    *,
+    namespace: str,
+    values: Mapping[str, Any] | None = None,
+    with_crds: bool = False,
+    with_tests: bool = False,
 ) -> list[Object]:
-    """All objects of the chart, with these values over its own."""
-    given = [f"--set-json={key}={json.dumps(value)}" for key, value in (values or {}).items()]
-    crds = ["--include-crds"] if with_crds else []
-    text = helm("template", RELEASE, str(CHART), f"--namespace={namespace}", *crds, *given)
+    """All objects that an install of the chart makes, with these values over its own;
+    `with_tests` also what `helm test` does."""
+    asked = ["--include-crds"] if with_crds else []
+    asked += [] if with_tests else ["--no-hooks"]
+    given = set_values(values or {})
+    text = helm("template", RELEASE, str(CHART), f"--namespace={namespace}", *asked, *given)
     return [body for body in yaml.safe_load_all(text) if body]
 
 

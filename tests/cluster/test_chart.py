@@ -32,6 +32,7 @@ from tests.operator.rendering import place_on, plan_of, with_template
 EVERYTHING: Final[dict[str, Any]] = {
     "image": {"repository": "registry.example/operator", "tag": "1"},
     "jobImage": {"repository": "registry.example/trainer", "pullPolicy": "Always"},
+    "dataImage": {"repository": "registry.example/data"},
     "pullSecrets": ["a"],
     "replicas": 3,
     "logLevel": "DEBUG",
@@ -44,6 +45,24 @@ EVERYTHING: Final[dict[str, Any]] = {
     "affinity": {"nodeAffinity": {}},
     "podAnnotations": {"note": "x"},
     "podLabels": {"team": "platform"},
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "networkPolicies": {
+        "apiServer": {"cidrs": ["10.0.0.1/32", "fd00::1/128"]},
+        "operator": {
+            "from": [{"namespaceSelector": {}}],
+            "limitEgress": True,
+            "egress": [{"ports": [{"protocol": "TCP", "port": 4318}]}],
+        },
+        "jobs": {
+            "namespaces": ["default"],
+            "objectStore": {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]},
+            "egress": [{"to": [{"ipBlock": {"cidr": "10.2.0.0/16"}}]}],
+        },
+    },
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Training"}},
+    "openTelemetry": {"endpoint": "http://collector:4318", "headersSecret": {"name": "otlp"}},
+    "objectStore": {"enabled": True, "namespaces": ["default"]},
 }
 VARIANTS: Final = {
     "as it is": {},
@@ -96,25 +115,35 @@ def test_the_api_server_takes_every_object(
     cluster: Cluster, namespace: str, values: dict[str, Any]
 ) -> None:
     """Strictly: an unknown field is an error."""
-    text = yaml.safe_dump_all(render_chart(namespace=namespace, values=values, with_crds=True))
+    objects = render_chart(namespace=namespace, values=values, with_crds=True, with_tests=True)
+    # Its kind is the Prometheus operator's, which is not here.
+    text = yaml.safe_dump_all([body for body in objects if body["kind"] != "ServiceMonitor"])
     cluster.kubectl(
         "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
     )
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
-def test_the_operators_pod_passes_restricted(
+def test_every_pod_passes_restricted(
     cluster: Cluster, namespace: str, values: dict[str, Any]
 ) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
-    objects = render_chart(namespace=namespace, values=values)
+    objects = render_chart(namespace=namespace, values=values, with_tests=True)
     (account,) = of_kind(objects, "ServiceAccount")
     cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
-    (deployment,) = of_kind(objects, "Deployment")
-    template = deployment["spec"]["template"]
-    template["metadata"]["name"] = "operator"
-    cluster.api.create(POD.path(namespace), {"apiVersion": "v1", "kind": "Pod", **template})
+    pods = of_kind(objects, "Pod")
+    for body in of_kind(objects, "Deployment") + of_kind(objects, "StatefulSet"):
+        template = body["spec"]["template"]
+        template["metadata"]["name"] = body["metadata"]["name"]
+        for claim in body["spec"].get("volumeClaimTemplates", ()):
+            name = claim["metadata"]["name"]
+            source = {"persistentVolumeClaim": {"claimName": name}}
+            template["spec"]["volumes"].append({"name": name, **source})
+        pods.append({"apiVersion": "v1", "kind": "Pod", **template})
+    assert len(pods) == (3 if values.get("objectStore") else 2)
+    for pod in pods:
+        cluster.api.create(POD.path(namespace), pod)
 
 
 def test_what_the_values_say_reaches_the_operator() -> None:
@@ -125,6 +154,8 @@ def test_what_the_values_say_reaches_the_operator() -> None:
     assert options.settings == Settings(
         image="registry.example/trainer:0.1.0",
         image_pull_policy="Always",
+        data_image="registry.example/data:0.1.0",
+        data_image_pull_policy="IfNotPresent",
         priority_class=priority_class["metadata"]["name"],
         watched_namespace="default",
         with_kueue=True,
@@ -146,6 +177,12 @@ def test_what_the_values_say_reaches_the_operator() -> None:
         ({"jobImage": {"repository": ""}}, "jobImage/repository"),
         ({"jobImage": {"pullPolicy": "Sometimes"}}, "jobImage/pullPolicy"),
         ({"priorityClass": {"value": 2_000_000_000}}, "priorityClass/value"),
+        ({"extraEnv": {"A": "b"}}, "extraEnv"),
+        ({"networkPolicies": {"dnsPorts": []}}, "networkPolicies/dnsPorts"),
+        ({"networkPolicies": {"jobs": {"namespaces": [""]}}}, "networkPolicies/jobs/namespaces/0"),
+        ({"openTelemetry": {"endpoint": "collector:4318"}}, "openTelemetry/endpoint"),
+        ({"serviceMonitor": {"interval": "30"}}, "serviceMonitor/interval"),
+        ({"objectStore": {"persistence": {"size": "many"}}}, "objectStore/persistence/size"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], field: str) -> None:
@@ -167,6 +204,10 @@ def test_helm_installs_upgrades_and_takes_away_all_but_the_jobs(
     after = cluster.api.get(deployment)["spec"]
     assert after["replicas"] == 1
     assert "--with-kueue" in after["template"]["spec"]["containers"][0]["args"]
+    cluster.kubectl(  # as NOTES say
+        *("apply", "--server-side", "--force-conflicts", "--field-manager=helm", "-f", "-"),
+        stdin=helm("show", "crds", str(CHART)),
+    )
     helm("uninstall", RELEASE, *where)
     assert not cluster.api.exists(deployment)
     named = cluster.kubectl("get", "clusterroles,clusterrolebindings,priorityclasses", "-o=name")
@@ -185,6 +226,20 @@ def test_two_releases_stand_side_by_side() -> None:
         for namespace in ("one", "two")
     ]
     assert names[0] and not names[0] & names[1]
+
+
+def test_no_other_pod_of_the_release_is_taken_for_the_operator() -> None:
+    """Its Service would send to it, and its PodDisruptionBudget count it."""
+    objects = render_chart(namespace="omni-system", values=EVERYTHING, with_tests=True)
+    (deployment,) = of_kind(objects, "Deployment")
+    selector = deployment["spec"]["selector"]["matchLabels"].items()
+    assert selector <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    others = of_kind(objects, "Pod") + [
+        body["spec"]["template"] for body in of_kind(objects, "StatefulSet")
+    ]
+    assert len(others) == 2
+    for pod in others:
+        assert not selector <= pod["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("installed", ["one", "everywhere"], indirect=True)
