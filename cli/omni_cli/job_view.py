@@ -257,7 +257,8 @@ def _advice(job: JobRecord, now: datetime) -> Iterator[str]:
         before = f", kubectl mmtj logs {name} --previous-attempt" if status.attempt > 1 else ""
         yield (
             f"It is over. See why: kubectl mmtj timeline {name}, kubectl mmtj logs {name}{before}. "
-            "To go on from its checkpoints, delete it and apply it again with the cause mended."
+            "To go on from its checkpoints, mend the cause, delete it and apply it again with "
+            "checkpoint.resumeFrom the same as its checkpoint.uri."
         )
     if job.end is not None:
         return
