@@ -107,6 +107,20 @@ def test_fields_named_in_a_document_exist(path: Path) -> None:
             node = definitions.get(reference.rsplit("/", 1)[-1], {"properties": {}})
 
 
+def test_values_of_the_chart_named_on_the_install_page_exist() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    table = page.partition("| value | when |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", table, re.M)
+    named = [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
+    assert "kueue.enabled" in named
+    values = yaml.safe_load((ROOT / "charts" / "megascale-omni" / "values.yaml").read_text())
+    for name in named:
+        here = values
+        for step in name.split("."):
+            assert step in here, name
+            here = here[step]
+
+
 def test_every_page_of_docs_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [p.name for p in DOCUMENTS[1:] if f"docs/{p.name}" not in readme] == []
