@@ -11,10 +11,13 @@ from omni_contract.status import JobStatus
 from omni_operator.api import Raw
 from omni_operator.kinds import JOB, NODE, POD, Kind
 from tests.fakes.fake_cluster import Killed
+from tests.house.operations_page import reasons_by_condition
 from tests.operator.world import GPU, World, job
 
 NODES = [f"n{i}" for i in range(9)]
 JOBS = {"a": 4, "b": 4, "c": 2}
+EXPLAINED = reasons_by_condition()
+"""By docs/operations.md."""
 PATIENT = {
     "limit": 10_000, "infrastructureLimit": 100_000, "noProgressLimit": 1000,
     "hangAfterSeconds": 300, "startAfterSeconds": 300, "readyAfterSeconds": 120,
@@ -66,6 +69,8 @@ class Watchman:
         assert new.restarts - old.restarts <= new.attempt - old.attempt, name
         for end in ("Completed", "Failed"):
             assert new.holds(end) or not old.holds(end), name
+        for condition in new.conditions:
+            assert condition.reason in EXPLAINED[condition.type], condition
 
     def _see_pods(self, changed: Raw) -> None:
         """Never two ungated live pods of an index, unless the older one's node is lost; never two
