@@ -22,6 +22,7 @@ from tests.cluster.chart import (
     helm,
     install_chart,
     render_chart,
+    set_values,
     uninstall_chart,
 )
 from tests.cluster.cluster import Cluster
@@ -67,6 +68,7 @@ EVERYTHING: Final[dict[str, Any]] = {
 VARIANTS: Final = {
     "as it is": {},
     "everything": EVERYTHING,
+    "for development": yaml.safe_load((CHART / "values-dev.yaml").read_text()),
     "bare": {"replicas": 1, "priorityClass": {"create": False}, "userRoles": False},
 }
 
@@ -106,8 +108,9 @@ def may_list_pods(api: Api) -> bool:
     return True
 
 
-def test_helm_finds_no_fault() -> None:
-    helm("lint", "--strict", "--quiet", str(CHART))
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_helm_finds_no_fault(values: dict[str, Any]) -> None:
+    helm("lint", "--strict", "--quiet", str(CHART), *set_values(values))
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
