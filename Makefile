@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 PROJECTS := contract planner operator dataloader trainer cli
 PACKAGES := $(foreach project,$(PROJECTS),$(project)/omni_$(project))
 
-.PHONY: setup demo test cluster-bin test-cluster chaos-operator bench-operator dev-cluster lint verify manifests clean help
+.PHONY: setup demo test cluster-bin test-cluster chaos-operator bench-operator dev-cluster images lint verify manifests clean help
 
 setup: $(STAMP) ## Install everything into .venv (under 2 s when nothing changed)
 
@@ -54,6 +54,9 @@ bench-operator: setup ## Measure the operator on 1,000 simulated nodes beside Jo
 
 dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16)
 	$(BIN)/python -m tests.cluster.dev $(if $(NODES),--nodes=$(NODES))
+
+images: ## Build the images with buildah, podman or docker (IMAGES="operator cli", BASE=, TAG=, ...: docs/images.md)
+	./images.sh
 
 lint: setup ## Check style, types and import layers
 	$(BIN)/ruff check $(PACKAGES) benchmarks tests
