@@ -15,18 +15,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from omni_contract import names
 from omni_contract.errors import OmniError
+from omni_contract.log_store import LOG_FOLDER
 from omni_contract.names import Exit
 from omni_contract.packed import read_packed
+from omni_contract.plan import JobPlan
 from omni_contract.pod_info import ANNOTATIONS_FILE, Assignment
+from omni_contract.pod_log import PodLog
 from omni_contract.shared_files import END_FILE, PEERS_FILE, DataEnd
+from omni_contract.spec_data import StorageSpec
 from omni_dataloader.beat import SILENT_AFTER_S, BeatWatch, beat_path
+from omni_dataloader.ship import Limits, Shipper
+
+if TYPE_CHECKING:
+    from omni_dataloader.store import Store
 
 _TICK_S = 0.05
 _END_S = 5.0
 """Time for the service to end after SIGTERM."""
+_SHIP_S = 10.0
+"""Time for the last lines to reach the store then."""
 _MINUTE_S = 60.0
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Waits before restarts within a minute; one death more is too many."""
@@ -76,12 +87,14 @@ class _Service:
 class DataPod:
     """The life of the data container."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, *, log: PodLog) -> None:
         self._options = options
+        self._log = log
         self._is_told_to_end = False
         self._plan = options.shared_dir / names.PLAN_FILE
         self._service: _Service | None = None
         self._deaths: list[float] = []
+        self._shipper: Shipper | None = None
 
     def tell_to_end(self, _number: int, _frame: FrameType | None) -> None:
         """Signal handler."""
@@ -92,6 +105,7 @@ class DataPod:
         (self._options.shared_dir / END_FILE).unlink(missing_ok=True)
         try:
             self._plan.write_text(read_packed(self._options.plan_dir, names.PLAN_FILE))
+            self._shipper = self._start_shipper(JobPlan.load(self._plan))
             while not self._is_told_to_end:
                 end = self._look()
                 if end is not None:
@@ -101,13 +115,29 @@ class DataPod:
         except OmniError as exc:
             return self._give_up(DataEnd(exit_code=Exit.USER, message=str(exc)))
         finally:
+            if self._shipper is not None:
+                self._shipper.hurry()
             self._end_service()
+            if self._shipper is not None:
+                self._shipper.close(_SHIP_S)
+
+    def _start_shipper(self, plan: JobPlan) -> Shipper:
+        shipper = Shipper(
+            logs=self._options.run_dir / LOG_FOLDER,
+            uri=plan.spec.checkpoint.uri,
+            pod=self._options.pod_name,
+            open_store=lambda: _open_store(plan.spec.storage),
+            limits=Limits(every_s=self._options.ship_every),
+        )
+        shipper.start()
+        return shipper
 
     def _look(self) -> DataEnd | None:
         """Start the service where it should run and does not; an end where that is no use."""
         part = Assignment.read(self._options.pod_info / ANNOTATIONS_FILE)
         if part is None:
             return None
+        self._log.turn_to(part)
         if self._service is not None and self._service.index != part.index:
             self._end_service()
         if self._service is None and part.index is not None:  # a spare has no ranks to serve
@@ -161,6 +191,13 @@ class DataPod:
             time.sleep(min(left, _TICK_S))
 
 
+def _open_store(spec: StorageSpec) -> "Store":
+    # On the shipper's thread: the service must not wait for the import.
+    from omni_dataloader.store import Store
+
+    return Store.open(spec)
+
+
 def _too_often(deaths: int, code: int, words: str) -> DataEnd:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return DataEnd(
@@ -171,7 +208,10 @@ def _too_often(deaths: int, code: int, words: str) -> DataEnd:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Returns an exit code of omni_contract.names.Exit."""
-    pod = DataPod(_parser().parse_args(argv))
+    options = _parser().parse_args(argv)
+    log = PodLog(options.run_dir, "data")
+    sys.stderr = log.text()
+    pod = DataPod(options, log=log)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.tell_to_end)
     return pod.run()
@@ -186,6 +226,9 @@ def _parser() -> argparse.ArgumentParser:
         help="volume shared with the trainer container")  # fmt: skip
     add("--socket", type=Path, default=Path(names.SIDECAR_SOCKET), help="where ranks connect")
     add("--run-dir", type=Path, default=Path(names.RUN_DIR), help="run folder")
+    add("--pod-name", default=os.environ.get("HOSTNAME", "pod"), help="name of this pod")
+    add("--ship-every", type=float, default=Limits().every_s, metavar="SECONDS",
+        help="how often the pod's logs are stored")  # fmt: skip
     add("--listen", default=f"*:{names.DATA_PORT}", metavar="HOST:PORT",
         help="where data services of other pods reach this one")  # fmt: skip
     add("--silent-after", type=float, default=SILENT_AFTER_S, metavar="SECONDS",

@@ -35,6 +35,7 @@ OUTAGE_S = 60.0
 """Training goes on after an outage of the store as long as this: the trainer's patience, too."""
 
 _ATTEMPTS = 5  # botocore gives up on SlowDown after 2 by default
+_DELETE_BATCH = 1000  # most keys of one DeleteObjects request
 _NO_SPACE = ("no space left", "insufficient", "quota", "no free volumes", "no writable volumes")
 
 
@@ -221,6 +222,17 @@ class Store:
                 ]
         return sorted(found, key=lambda info: info.uri)
 
+    def list_folders(self, uri: str) -> Sequence[str]:
+        """Names of the folders right below a folder, in order."""
+        bucket, key = split_uri(uri)
+        prefix = key.rstrip("/") + "/" if key else ""
+        with self._errors(uri):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=prefix, Delimiter="/"
+            )
+            found = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", [])]
+        return sorted(folder.removeprefix(prefix).rstrip("/") for folder in found)
+
     def write(self, uri: str, data: bytes) -> None:
         """Create or replace an object."""
         bucket, key = split_uri(uri)
@@ -241,6 +253,23 @@ class Store:
         bucket, key = split_uri(uri)
         with self._errors(uri):
             self._client.delete_object(Bucket=bucket, Key=key)
+
+    def delete_folder(self, uri: str) -> None:
+        """Delete all objects under a folder."""
+        bucket, _ = split_uri(uri)
+        keys = [split_uri(info.uri)[1] for info in self.list(uri)]
+        for begin in range(0, len(keys), _DELETE_BATCH):
+            batch = keys[begin : begin + _DELETE_BATCH]
+            with self._errors(uri):
+                answer = self._client.delete_objects(
+                    Bucket=bucket,
+                    Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
+                )
+            for error in answer.get("Errors", []):
+                raise StorageError(
+                    f"s3://{bucket}/{error.get('Key')}: cannot be deleted: "
+                    f"{error.get('Message') or error.get('Code')}"
+                )
 
     def create_bucket(self, bucket: str) -> None:
         """Create a bucket unless it is there."""

@@ -11,6 +11,8 @@ import pytest
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_contract.shared_files import END_FILE, PEERS_FILE, DataEnd, DataPeers
+from omni_dataloader.read_logs import LogReader, NotStoredError, Wanted
+from omni_dataloader.store import Store
 from tests.dataloader.serving import Undisturbed, assert_same, join_all, plan_of, take
 from tests.fakes.sidecar_client import fake_plan
 from tests.trainer.pods import DataContainer, PodFolder, end_all, until
@@ -28,6 +30,13 @@ def start(tmp_path: Path, s3_env: Mapping[str, str]) -> Iterator[Any]:
 
     yield one
     end_all(containers)
+
+
+def saved_to(uri: str, plan: JobPlan) -> JobPlan:
+    """The plan with its checkpoints, and so the logs, there."""
+    raw = plan.model_dump(mode="json", by_alias=True)
+    raw["spec"]["checkpoint"]["uri"] = uri
+    return JobPlan.model_validate(raw)
 
 
 def service_of(container: DataContainer, *, other_than: int = 0) -> psutil.Process:
@@ -75,6 +84,40 @@ def test_services_serve_once_they_know_each_other_and_come_back_when_killed(
     for container in containers:
         assert container.end() == Exit.INTERRUPTED
         assert not container.pod.socket.exists()
+
+
+def test_what_a_killed_pod_said_can_still_be_read(
+    start: Any, uri: str, s3: Store, bucket: str
+) -> None:
+    container = start(saved_to(bucket, plan_of(uri)), 0, "--ship-every=0.2")
+    until(lambda: "serving socket=" in container.log, "service", lambda: container.log)
+    (container.pod.run_dir / "logs" / "rank-3.1.0.log").write_text("I am 3\n")
+    reader = LogReader(s3, bucket, "pod")
+
+    def stored(**wanted: Any) -> str:
+        try:
+            (stream,) = reader.find(Wanted(**wanted))
+        except NotStoredError:
+            return ""
+        return b"".join(reader.read(part.block) for part in stream.parts).decode()
+
+    until(lambda: stored(rank=3) == "I am 3\n", "log", lambda: container.log)
+    service = service_of(container)
+    container.process.kill()
+    service.kill()
+    assert "serving socket=" in stored(container="data")
+    assert container.log.startswith(stored(container="data"))
+
+
+def test_the_last_words_of_a_container_are_stored_before_it_ends(
+    start: Any, uri: str, s3: Store, bucket: str
+) -> None:
+    container = start(saved_to(bucket, plan_of(uri)), 1, "--ship-every=1000")
+    until(lambda: "serving socket=" in container.log, "service", lambda: container.log)
+    assert container.end() == Exit.INTERRUPTED
+    reader = LogReader(s3, bucket, "pod")
+    (stream,) = reader.find(Wanted(node=1, container="data"))
+    assert b"".join(reader.read(p.block) for p in stream.parts).decode() == container.log
 
 
 def test_a_spare_serves_nobody_until_it_gets_a_node(start: Any, uri: str) -> None:

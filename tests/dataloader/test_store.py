@@ -36,6 +36,16 @@ def test_waste_is_metered(s3: Store, bucket: str) -> None:
     assert s3.fetched_bytes - before[1] == 1010
 
 
+def test_folders_are_listed_and_deleted(s3: Store, bucket: str) -> None:
+    for key in ("a/x", "a/deep/y", "b/z", "file"):
+        s3.write(f"{bucket}/{key}", b"1")
+    assert s3.list_folders(bucket) == ["a", "b"]
+    assert s3.list_folders(f"{bucket}/a") == ["deep"]
+    s3.delete_folder(f"{bucket}/a")
+    s3.delete_folder(f"{bucket}/a")
+    assert [info.uri for info in s3.list(bucket)] == [f"{bucket}/b/z", f"{bucket}/file"]
+
+
 def test_a_range_past_the_end_is_short(s3: Store, bucket: str) -> None:
     """A shard cut short must reach the check that names it, not die as a strange HTTP error."""
     s3.write(f"{bucket}/x", b"0123456789")

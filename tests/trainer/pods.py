@@ -121,7 +121,7 @@ class DataContainer:
         self._log = pod.folder / "data.log"
         command = [
             sys.executable, "-m", "omni_dataloader.pod", *pod.arguments,
-            f"--listen={pod.data_address}", *arguments,
+            f"--listen={pod.data_address}", f"--pod-name={pod.folder.name}", *arguments,
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
