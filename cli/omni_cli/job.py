@@ -11,11 +11,11 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from omni_cli import job_logs
 from omni_cli.job_placement import Chart, placement_picture, placement_table
 from omni_cli.job_read import (
     JOBS,
     JobRecord,
-    PodRecord,
     find_job,
     read_events,
     read_placement,
@@ -208,17 +208,28 @@ def placement(job: str | None, output: str, **options: str | None) -> None:
 @click.option(
     "--node", type=click.IntRange(min=0), default=0, help="Node of the plan. [default: 0]"
 )
-@click.option("--data", is_flag=True, help="The data service instead of the trainer.")
-@click.option("--all", "of_all", is_flag=True, help="Every pod, each line with its pod's name.")
-@click.option("--previous-attempt", is_flag=True, help="The pod of the attempt before.")
+@click.option("--rank", type=click.IntRange(min=0), help="What a rank printed itself.")
+@click.option(
+    "-c",
+    "--container",
+    type=click.Choice([names.TRAINER_CONTAINER, names.DATA_CONTAINER]),
+    default=names.TRAINER_CONTAINER,
+    show_default=True,
+    help="data: the data service.",
+)
+@click.option("--attempt", type=click.IntRange(min=1), help="Of this attempt only.")
+@click.option("--previous-attempt", is_flag=True, help="The attempt before this one.")
+@click.option("--all", "of_all", is_flag=True, help="Every pod there is, each line with its name.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines are written.")
 @click.option("--tail", type=click.IntRange(min=-1), help="Last lines only.")
 def logs(
     job: str | None,
     node: int,
-    data: bool,
-    of_all: bool,
+    rank: int | None,
+    container: str,
+    attempt: int | None,
     previous_attempt: bool,
+    of_all: bool,
     follow: bool,
     tail: int | None,
     **options: str | None,
@@ -226,57 +237,25 @@ def logs(
     """Print the log of JOB's trainer on one node.
 
     Node 0 hosts rank 0, which tells loss and step. A pod that lived on over several attempts has
-    one log for all of them.
+    one log for all of them; --attempt shows each apart. Logs of ranks, and those of pods that are
+    gone, come from the job's object store: they are there ten seconds after they were written.
     """
-    if of_all and previous_attempt:
-        raise click.UsageError("--all already shows the pods of earlier attempts that are left")
+    one_of_all = attempt is not None or previous_attempt or rank is not None
+    if of_all and one_of_all:
+        raise click.UsageError("--all shows the pods that are there; name no attempt and no rank")
+    if attempt is not None and previous_attempt:
+        raise click.UsageError("--attempt and --previous-attempt exclude each other")
     kubectl = _kubectl(options)
     record = find_job(kubectl, job)
-    pods = read_pods(kubectl, record)
-    if not pods:
-        raise OmniError(f"job {record.name} has no pods now; {_no_pods(record)}")
-    arguments = [f"--container={names.DATA_CONTAINER if data else names.TRAINER_CONTAINER}"]
-    if of_all:
-        arguments += [f"--selector={names.LABEL_JOB_UID}={record.uid}", "--prefix"]
-        arguments.append(f"--max-log-requests={len(pods)}")
-        # With a selector kubectl shows ten lines of each unless told otherwise.
-        tail = -1 if tail is None else tail
-    else:
-        arguments.insert(0, _pod_of(pods, record, node, previous_attempt).name)
-    if follow:
-        arguments.append("--follow")
-    if tail is not None:
-        arguments.append(f"--tail={tail}")
-    return Exit.USER if kubectl.pass_on("logs", *arguments) else Exit.OK
-
-
-def _no_pods(record: JobRecord) -> str:
-    if record.end is not None:
-        return (
-            f"it is {record.end}, and spec.keepPods says which pods stay. The last words of what "
-            f"failed are in kubectl mmtj timeline {record.name}"
-        )
-    return f"see why: kubectl mmtj status {record.name}"
-
-
-def _pod_of(
-    pods: list[PodRecord], record: JobRecord, node: int, previous_attempt: bool
-) -> PodRecord:
-    of_node = sorted((p for p in pods if p.index == node), key=lambda pod: pod.attempt)
-    if not of_node:
-        there = ", ".join(sorted({str(p.index) for p in pods if p.index is not None}, key=int))
-        raise OmniError(f"job {record.name} has no pod of node {node}; there are pods of {there}")
-    if not previous_attempt:
-        return of_node[-1]
-    earlier = [pod for pod in of_node if pod.attempt < record.status.attempt]
-    if not earlier:
-        raise OmniError(
-            f"no pod of an earlier attempt of node {node} is left (spec.keepPods: All keeps them). "
-            f"Where a pod lived on, its log holds the earlier attempts: kubectl mmtj logs "
-            f"{record.name} --node {node}. What was seen of each fault: kubectl mmtj timeline "
-            f"{record.name}"
-        )
-    return earlier[-1]
+    if previous_attempt:
+        attempt = record.status.attempt - 1
+        if attempt < 1:
+            raise OmniError(f"job {record.name} has had no attempt before this one")
+    request = job_logs.Request(
+        node=node, container=container, attempt=attempt, rank=rank, follow=follow, tail=tail
+    )
+    show = job_logs.show_all if of_all else job_logs.show
+    return show(kubectl, record, request)
 
 
 @mmtj.command()

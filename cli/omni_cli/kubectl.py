@@ -22,6 +22,10 @@ class NotFoundError(KubectlError):
     """There is no object of this name."""
 
 
+class NoSuchContainerError(KubectlError):
+    """The container that should run a command does not run."""
+
+
 class UnreachableError(KubectlError):
     """The API server does not answer."""
 
@@ -43,11 +47,11 @@ class Kubectl:
             raise KubectlError(f"kubectl get answered no JSON but {text[:80]!r}") from None
         return found
 
-    def run(self, *arguments: str) -> str:
+    def run(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl and return what it printed. Raises KubectlError where it fails."""
         command = self._command(f"--request-timeout={REQUEST_TIMEOUT_S}s", *arguments)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
         except OSError as exc:
             raise _cannot_start(exc) from None
         if done.returncode:
@@ -60,6 +64,29 @@ class Kubectl:
             return subprocess.run(self._command(*arguments), check=False).returncode
         except OSError as exc:
             raise _cannot_start(exc) from None
+
+    def exec(self, pod: str, container: str, *command: str, holds_stdin: bool = False) -> None:
+        """Run a program in a container, its output on this terminal. Raises KubectlError with what
+        it said where it fails.
+
+        `holds_stdin`: its stdin is open for as long as somebody waits for it here.
+        """
+        flags = [f"--container={container}", *(["--stdin"] if holds_stdin else [])]
+        stdin = subprocess.PIPE if holds_stdin else subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(
+                self._command("exec", pod, *flags, "--", *command),
+                stdin=stdin,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        except OSError as exc:
+            raise _cannot_start(exc) from None
+        with process:
+            assert process.stderr is not None
+            said = process.stderr.read()
+        if process.returncode:
+            raise exec_error_of(said)
 
     def _command(self, *arguments: str) -> list[str]:
         flags: Mapping[str, str | None] = {
@@ -99,6 +126,17 @@ def error_of(stderr: str) -> KubectlError:
             f"current-context)? kubectl says: {said}"
         )
     return KubectlError(said or "kubectl failed without a word")
+
+
+def exec_error_of(stderr: str) -> KubectlError:
+    """What the last words of `kubectl exec` mean: those of the program, if it got as far."""
+    ended = re.compile(r"^(error: )?command terminated with exit code \d+$")
+    lines = stderr.splitlines()
+    if any(ended.match(line) for line in lines):
+        return KubectlError("\n".join(line for line in lines if not ended.match(line)))
+    if re.search(r"container not found|is not valid for pod|completed pod", stderr):
+        return NoSuchContainerError(_last_words(stderr))
+    return error_of(stderr)
 
 
 def _last_words(stderr: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from omni_contract import names
+from omni_contract.log_store import LOG_READER_FILE
 from omni_contract.packed import pack
 from omni_contract.placement import JobPlacement, PlacedPod
 from tests.contract.jobs import DEMO
@@ -149,12 +150,19 @@ PLACEMENT = JobPlacement(
 )
 
 
-def placement_map(placement: JobPlacement = PLACEMENT) -> Object:
+def placement_map(
+    placement: JobPlacement = PLACEMENT, *, reader: Object | None = None, time: str = T0
+) -> Object:
     pieces = pack("placement.json", placement.model_dump_json())
     return {
         "kind": "ConfigMap",
-        "metadata": {"name": f"stamps-5d1ce-placement-{placement.attempt}"},
+        "metadata": {
+            "name": f"stamps-5d1ce-placement-{placement.attempt}",
+            "labels": {names.LABEL_JOB_UID: UID},
+            "creationTimestamp": time,
+        },
         "binaryData": {key: base64.b64encode(piece).decode() for key, piece in pieces.items()},
+        **({} if reader is None else {"data": {LOG_READER_FILE: json.dumps(reader)}}),
     }
 
 
@@ -189,9 +197,13 @@ class FakeKubectl:
         for number, one in enumerate(then, 1):
             (self.folder / f"objects.json.{number}").write_text(json.dumps([one]))
 
-    def refuse(self, stderr: str) -> None:
-        """Fail every call with these words."""
-        (self.folder / "refusal.txt").write_text(stderr)
+    def refuse(self, stderr: str, verb: str = "") -> None:
+        """Fail every call, or those with a verb, with these words."""
+        (self.folder / f"refusal{verb and '-'}{verb}.txt").write_text(stderr)
+
+    def start_pods_as(self, status: Object) -> None:
+        """What becomes of a pod that is created; without it it runs."""
+        (self.folder / "status.json").write_text(json.dumps(status))
 
     @property
     def calls(self) -> list[list[str]]:

@@ -270,66 +270,6 @@ def test_a_broken_placement_is_a_sentence(
     assert says in said_on_failure(["placement"], capsys)
 
 
-PODS = [
-    a_pod("stamps-5d1ce-1-0", 0, attempt=1, phase="Failed"),
-    a_pod("stamps-5d1ce-2-0", 0),
-    a_pod("stamps-5d1ce-1-1", 1),
-    a_pod("stamps-5d1ce-1-2", None),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "called"),
-    [
-        ([], ["logs", "stamps-5d1ce-2-0", "--container=trainer"]),
-        (
-            ["--node", "1", "--data", "-f", "--tail", "5"],
-            ["logs", "stamps-5d1ce-1-1", "--container=data", "--follow", "--tail=5"],
-        ),
-        (["--previous-attempt"], ["logs", "stamps-5d1ce-1-0", "--container=trainer"]),
-        (
-            ["--all"],
-            [
-                "logs",
-                "--container=trainer",
-                "--selector=megascale-omni.dev/job-uid=5d1ce0a2-0000-4000-8000-000000000001",
-                "--prefix",
-                "--max-log-requests=4",
-                "--tail=-1",
-            ],
-        ),
-    ],
-    ids=["default", "node-1-data", "previous", "all"],
-)
-def test_logs_are_those_of_the_right_pod(
-    arguments: list[str], called: list[str], kubectl: FakeKubectl, capfd: pytest.CaptureFixture[str]
-) -> None:
-    kubectl.serve(a_job(status=running_status()), *PODS)
-    assert main(["logs", *arguments]) == 0
-    assert kubectl.calls[-1] == called
-    assert capfd.readouterr().out.startswith("the log of ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "pods", "says"),
-    [
-        ([], [], "has no pods now; see why: kubectl mmtj status stamps"),
-        (["--node", "7"], PODS, "no pod of node 7; there are pods of 0, 1"),
-        (["--node", "1", "--previous-attempt"], PODS, "kubectl mmtj logs stamps --node 1"),
-    ],
-    ids=["no-pods", "no-node", "lived-on"],
-)
-def test_logs_that_are_not_there_say_where_to_look(
-    arguments: list[str],
-    pods: list[dict[str, object]],
-    says: str,
-    kubectl: FakeKubectl,
-    capsys: Capture,
-) -> None:
-    kubectl.serve(a_job(status=running_status()), *pods)
-    assert says in said_on_failure(["logs", *arguments], capsys)
-
-
 def test_restart_says_what_happens_and_asks_for_it_once(
     kubectl: FakeKubectl, capsys: Capture
 ) -> None:

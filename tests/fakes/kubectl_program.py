@@ -1,8 +1,9 @@
 """A kubectl that serves the objects of a file instead of a cluster, and writes down its calls.
 
 The folder named by FAKE_KUBECTL holds `objects.json` (a list), and after every call `calls.jsonl`
-(its arguments). `refusal.txt` there is said on stderr instead, with exit code 1. Files
-`objects.json.1`, `.2`, ... take the place of `objects.json` one by one, a call each.
+(its arguments). `refusal.txt` there is said on stderr instead, with exit code 1, `refusal-VERB.txt`
+for one verb. Files `objects.json.1`, `.2`, ... take the place of `objects.json` one by one, a call
+each. A pod that is created has the status in `status.json`, or runs.
 """
 
 import argparse
@@ -53,13 +54,47 @@ def main() -> int:
     logs.add_argument("--follow", action="store_true")
     logs.add_argument("--tail")
     logs.add_argument("--max-log-requests")
+    execute = verbs.add_parser("exec")
+    execute.add_argument("name")
+    execute.add_argument("--container")
+    execute.add_argument("--stdin", action="store_true")
+    execute.add_argument("command", nargs="+")
+    create = verbs.add_parser("create")
+    create.add_argument("--filename", choices=["-"], required=True)
+    create.add_argument("--output", choices=["name"], required=True)
+    delete = verbs.add_parser("delete")
+    delete.add_argument("kind")
+    delete.add_argument("name", nargs="?")
+    for flag in ("--selector", "--field-selector", "--wait"):
+        delete.add_argument(flag)
+    delete.add_argument("--ignore-not-found", action="store_true")
     options = parser.parse_args()
+    refusal = folder / f"refusal-{options.verb}.txt"
+    if refusal.exists():
+        print(refusal.read_text(), file=sys.stderr)
+        return 1
     if options.verb == "get":
         return _get(objects, options)
     if options.verb == "logs":
         print(f"the log of {options.name or options.selector} {options.container}")
         return 0
+    if options.verb == "exec":
+        print(f"stored, read in {options.name}")
+        return 0
+    if options.verb == "create":
+        return _create(folder, objects)
     print(f"{options.kind}/{options.name} changed")
+    return 0
+
+
+def _create(folder: Path, objects: list[dict[str, Any]]) -> int:
+    pod = json.load(sys.stdin)
+    name = pod["metadata"].pop("generateName") + "x7k2p"
+    pod["metadata"]["name"] = name
+    status = folder / "status.json"
+    pod["status"] = json.loads(status.read_text()) if status.exists() else {"phase": "Running"}
+    (folder / "objects.json").write_text(json.dumps([*objects, pod]))
+    print(f"pod/{name}")
     return 0
 
 
@@ -67,7 +102,9 @@ def _get(objects: list[dict[str, Any]], options: argparse.Namespace) -> int:
     kinds = {
         "multimodaltrainingjobs.megascale-omni.dev": "MultimodalTrainingJob",
         "pods": "Pod",
+        "pod": "Pod",
         "configmap": "ConfigMap",
+        "configmaps": "ConfigMap",
         "events": "Event",
     }
     found = [o for o in objects if o["kind"] == kinds[options.kind]]

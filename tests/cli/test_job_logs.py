@@ -1,0 +1,248 @@
+"""`kubectl mmtj logs` finds a log wherever it is, and says what is missing where it cannot."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_cli.job import main
+from omni_contract.names import LABEL_LOG_READER
+from tests.cli.job_objects import (
+    UID,
+    FakeKubectl,
+    a_job,
+    a_pod,
+    placement_map,
+    running_status,
+)
+
+Capture = pytest.CaptureFixture[str]
+PODS = [
+    a_pod("stamps-5d1ce-1-0", 0, attempt=1, phase="Failed"),
+    a_pod("stamps-5d1ce-2-0", 0),
+    a_pod("stamps-5d1ce-1-1", 1),
+    a_pod("stamps-5d1ce-1-2", None),
+]
+READER: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"generateName": "stamps-5d1ce-logs-", "labels": {LABEL_LOG_READER: UID}},
+    "spec": {"containers": [{"name": "data", "image": "x"}]},
+}
+READS = [
+    "--", "python", "-m", "omni_dataloader.read_logs", "--job=stamps-5d1ce",
+]  # fmt: skip
+NOT_YOURS = (
+    'Error from server (Forbidden): error when creating "STDIN": pods is forbidden: User "eve" '
+    'cannot create resource "pods" in API group "" in the namespace "train"'
+)
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
+    fake = FakeKubectl.install(tmp_path)
+    for name, value in fake.environ.items():
+        monkeypatch.setenv(name, value)
+    return fake
+
+
+def verbs(kubectl: FakeKubectl) -> list[str]:
+    """What was done beside looking."""
+    words = [next(word for word in call if not word.startswith("-")) for call in kubectl.calls]
+    return [word for word in words if word != "get"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "called"),
+    [
+        ([], ["logs", "stamps-5d1ce-2-0", "--container=trainer"]),
+        (
+            ["--node", "1", "-c", "data", "-f", "--tail", "5"],
+            ["logs", "stamps-5d1ce-1-1", "--tail=5", "--container=data", "--follow"],
+        ),
+        (["--previous-attempt"], ["logs", "stamps-5d1ce-1-0", "--container=trainer"]),
+        (["--attempt", "2", "--node=1"], ["logs", "stamps-5d1ce-1-1", "--container=trainer"]),
+        (
+            ["--all"],
+            [
+                "logs",
+                "--selector=megascale-omni.dev/job-uid=5d1ce0a2-0000-4000-8000-000000000001",
+                "--prefix",
+                "--max-log-requests=4",
+                "--tail=-1",
+                "--container=trainer",
+            ],
+        ),
+    ],
+    ids=["default", "node-1-data", "previous", "attempt", "all"],
+)
+def test_the_log_of_a_pod_that_is_there_is_kubectls(
+    arguments: list[str], called: list[str], kubectl: FakeKubectl, capfd: Capture
+) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    assert main(["logs", *arguments]) == 0
+    assert kubectl.calls[-1] == called
+    assert capfd.readouterr().out.startswith("the log of ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pod", "asked"),
+    [
+        ("--attempt=1 --node=1", "1-1", "--node=1 --container=trainer --attempt=1"),
+        ("--previous-attempt --node=1", "1-1", "--node=1 --container=trainer --attempt=1"),
+        ("--node=7 -c data", "2-0", "--node=7 --container=data"),
+        ("--rank=9 --tail=3", "2-0", "--node=0 --container=trainer --rank=9 --tail=3"),
+    ],
+    ids=["lived-on", "previous", "gone", "rank"],
+)
+def test_what_no_pod_has_is_read_from_the_store_in_one_of_the_job(
+    arguments: str, pod: str, asked: str, kubectl: FakeKubectl, capfd: Capture
+) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    assert main(["logs", *arguments.split()]) == 0
+    name = f"stamps-5d1ce-{pod}"
+    assert kubectl.calls[-1] == ["exec", name, "--container=data", *READS, *asked.split()]
+    assert capfd.readouterr().out == f"stored, read in {name}\n"
+
+
+def test_a_stored_log_is_followed_for_as_long_as_somebody_waits(kubectl: FakeKubectl) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    assert main(["logs", "--rank=1", "-f"]) == 0
+    call = kubectl.calls[-1]
+    assert call[:4] == ["exec", "stamps-5d1ce-2-0", "--container=data", "--stdin"]
+    assert call[-1] == "--follow"
+
+
+def test_where_no_pod_runs_one_is_made_and_goes_again(kubectl: FakeKubectl, capfd: Capture) -> None:
+    older = placement_map(reader={**READER, "spec": {}}, time="2025-12-31T23:00:00Z")
+    kubectl.serve(a_job(status=running_status()), older, placement_map(reader=READER), PODS[0])
+    assert main(["logs", "--node=1"]) == 0
+    assert verbs(kubectl) == ["delete", "create", "exec", "delete"]
+    name = "stamps-5d1ce-logs-x7k2p"
+    left, *_, executed, deleted = [call for call in kubectl.calls if call[1] != "get"]
+    assert f"--selector={LABEL_LOG_READER}={UID}" in left
+    assert executed[:3] == ["exec", name, "--container=data"]
+    assert deleted[1:4] == ["delete", "pod", name]
+    said = capfd.readouterr()
+    assert said.out == f"stored, read in {name}\n"
+    assert "no pod of job stamps runs: one is made to read its logs" in said.err
+
+
+def test_a_pod_that_is_just_ending_is_not_the_only_one(
+    kubectl: FakeKubectl, capfd: Capture
+) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS[1:], placement_map(reader=READER))
+    kubectl.refuse('error: unable to upgrade connection: container not found ("data")', "exec")
+    assert main(["logs", "--rank=0"]) == 2
+    assert verbs(kubectl) == ["exec", "exec", "delete", "create", "exec", "delete"]
+    assert "container not found" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("refusals", "says"),
+    [
+        ({"create": NOT_YOURS}, 'cannot create resource "pods" in API group ""'),
+        ({"exec": "no logs of attempt 7 are stored; there are those of attempts 1-2\n"
+          "command terminated with exit code 2"},
+         "kubectl mmtj: no logs of attempt 7 are stored; there are those of attempts 1-2\n"),
+        ({"exec": 'Error from server (Forbidden): pods "x" is forbidden: User "eve" cannot create '
+          'resource "pods/exec"'}, 'cannot create resource "pods/exec". Ask who runs the cluster'),
+    ],
+    ids=["create", "not-stored", "exec"],
+)  # fmt: skip
+def test_a_refusal_is_a_sentence_and_nothing_is_left(
+    refusals: dict[str, str], says: str, kubectl: FakeKubectl, capsys: Capture
+) -> None:
+    kubectl.serve(a_job(status=running_status()), placement_map(reader=READER))
+    for verb, words in refusals.items():
+        kubectl.refuse(words, verb)
+    assert main(["logs", "--attempt=7"]) == 2
+    said = capsys.readouterr().err
+    assert says in said and "command terminated" not in said
+    assert verbs(kubectl)[-1] == ("create" if "create" in refusals else "delete")
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (
+            {
+                "phase": "Pending",
+                "containerStatuses": [
+                    {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}}
+                ],
+            },
+            "made to read the logs, does not start: ErrImagePull: no such tag",
+        ),
+        ({"phase": "Failed", "message": "evicted"}, "does not start: evicted"),
+    ],
+    ids=["image", "failed"],
+)
+def test_a_pod_that_cannot_start_is_given_up_with_its_reason(
+    status: dict[str, Any], says: str, kubectl: FakeKubectl, capsys: Capture
+) -> None:
+    kubectl.serve(a_job(status=running_status()), placement_map(reader=READER))
+    kubectl.start_pods_as(status)
+    assert main(["logs"]) == 2
+    assert says in capsys.readouterr().err
+    assert verbs(kubectl)[-1] == "delete"
+
+
+def test_the_pod_goes_when_the_user_does(kubectl: FakeKubectl) -> None:
+    kubectl.serve(a_job(status=running_status()), placement_map(reader=READER))
+    kubectl.start_pods_as({"phase": "Pending"})
+    command = [sys.executable, "-m", "omni_cli.job", "logs"]
+    with subprocess.Popen(command, env=os.environ | kubectl.environ) as process:
+        deadline = time.monotonic() + 30
+        while "create" not in verbs(kubectl) or verbs(kubectl)[-1] != "create":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert verbs(kubectl)[-1] == "delete"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "objects", "says"),
+    [
+        ([], [], "is gone; any S3 client finds them in s3://omni/runs/stamps/logs/stamps-5d1ce/"),
+        (["--all"], [], "has no pods now; without --all the logs that are stored are shown"),
+    ],
+    ids=["no-placement", "all"],
+)
+def test_logs_that_cannot_be_shown_say_where_they_are(
+    arguments: list[str], objects: list[Any], says: str, kubectl: FakeKubectl, capsys: Capture
+) -> None:
+    checkpoint = {"uri": "s3://omni/runs/stamps"}
+    kubectl.serve(a_job(status=running_status(), checkpoint=checkpoint), *objects)
+    assert main(["logs", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_job_that_never_had_a_pod_says_so(kubectl: FakeKubectl, capsys: Capture) -> None:
+    kubectl.serve(a_job())
+    assert main(["logs"]) == 2
+    assert "has no pods yet; see why: kubectl mmtj status stamps" in capsys.readouterr().err
+    assert main(["logs", "--previous-attempt"]) == 2
+    assert "has had no attempt before this one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--all", "--attempt=1"],
+        ["--all", "--rank=1"],
+        ["--attempt=1", "--previous-attempt"],
+        ["--attempt=0"],
+        ["--container=mine"],
+    ],
+)
+def test_what_excludes_each_other_is_a_sentence(arguments: list[str], capsys: Capture) -> None:
+    assert main(["logs", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("Usage: kubectl mmtj logs")
