@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from omni_contract.dataflow import Window
 from omni_contract.errors import SpecError
@@ -33,8 +33,15 @@ class JobPlan(BaseModel):
     dataflow: dict[str, Window]
     """When and where each encoder microbatch of a replica runs; the same in every replica."""
 
+    _read: str | None = PrivateAttr(default=None)
+    """What it was read from, where that is not what this version would write."""
+
     def to_json(self) -> str:
-        """Canonical text: the same plan is the same bytes."""
+        """Canonical text: the same plan is the same bytes. One that an older version wrote stays as
+        it is: were a field that is new here filled in, it would be another plan, and its job would
+        start anew."""
+        if self._read is not None:
+            return self._read
         document = self.model_dump(mode="json", by_alias=True)
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
@@ -53,11 +60,19 @@ class JobPlan(BaseModel):
         path.write_text(self.to_json())
 
     @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a plan's text. Raises ValidationError where it is none of this version."""
+        plan = cls.model_validate_json(text)
+        if text != plan.to_json():
+            plan._read = text
+        return plan
+
+    @classmethod
     def load(cls, path: Path) -> Self:
         """Read a plan file. Raises SpecError where it is no plan of this version."""
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as exc:
+            return cls.parse(path.read_text())
+        except (OSError, UnicodeError, ValidationError) as exc:
             raise SpecError(
                 str(path), f"no job plan of version {PLAN_VERSION}: {exc}; compile the job again"
             ) from None

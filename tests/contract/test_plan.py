@@ -1,5 +1,7 @@
 """A plan is the same bytes wherever it is compiled, and ranks stand where it says."""
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,18 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     again = JobPlan.load(tmp_path / "plan.json")
     assert again == plan
     assert again.hash == plan.hash
+
+
+def test_a_plan_of_an_older_version_stays_the_same_plan(tmp_path: Path) -> None:
+    """After an upgrade its job runs on by it, and pods of both versions agree on it."""
+    document = json.loads(compile_plan(Job.read(DEMO)).to_json())
+    del document["spec"]["podTemplate"]["dataImage"]
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    (tmp_path / "plan.json").write_text(text)
+    read = JobPlan.load(tmp_path / "plan.json")
+    assert read.to_json() == text
+    assert read.hash == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert read.spec == compile_plan(Job.read(DEMO)).spec
 
 
 def test_another_process_compiles_the_same_bytes() -> None:

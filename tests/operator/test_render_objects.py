@@ -2,12 +2,14 @@
 
 import base64
 import hashlib
+import json
 from typing import Any
 
 import pytest
 
 from omni_contract.names import PLACEMENT_FILE
 from omni_contract.placement import JobPlacement, PlacedPod
+from omni_contract.plan import JobPlan
 from omni_operator.render.names import ObjectNames
 from omni_operator.render.objects import (
     read_placement,
@@ -47,6 +49,16 @@ def test_c38_the_garbage_collector_deletes_everything_with_the_job(body: dict[st
 def test_a_plan_comes_back_from_its_config_map() -> None:
     assert read_plan(OBJECTS.plan) == PLAN
     assert OBJECTS.plan["metadata"]["name"].endswith(PLAN.hash)
+
+
+def test_a_plan_of_an_older_operator_is_found_under_its_name() -> None:
+    """Else an upgrade would restart the job: its plan would count as lost."""
+    document = json.loads(PLAN.to_json())
+    del document["spec"]["podTemplate"]["dataImage"]
+    old = JobPlan.parse(json.dumps(document))
+    body = render_plan(JOB, old)
+    assert read_plan(body).hash == old.hash != PLAN.hash
+    assert body["metadata"]["name"].endswith(old.hash)
 
 
 def test_a_placement_comes_back_from_its_config_map() -> None:

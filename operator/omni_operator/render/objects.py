@@ -2,11 +2,9 @@
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from pydantic import BaseModel
 
 from omni_contract.names import (
     DATA_PORT,
@@ -22,7 +20,7 @@ from omni_operator.kinds import CONFIG_MAP, LEASE, ROLE, ROLE_BINDING, SERVICE, 
 from omni_operator.render.names import Object, ObjectNames, metadata
 from omni_operator.state import JobState
 
-D = TypeVar("D", bound=BaseModel)
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +73,12 @@ def render_placement(job: JobState, placement: JobPlacement) -> Object:
 
 def read_plan(raw: Mapping[str, Any]) -> JobPlan:
     """The plan in a ConfigMap. Raises ValueError where it is none of this version."""
-    return _read(JobPlan, PLAN_FILE, raw)
+    return _read(JobPlan.parse, PLAN_FILE, raw)
 
 
 def read_placement(raw: Mapping[str, Any]) -> JobPlacement:
     """The placement in a ConfigMap. Raises ValueError where it is none of this version."""
-    return _read(JobPlacement, PLACEMENT_FILE, raw)
+    return _read(JobPlacement.model_validate_json, PLACEMENT_FILE, raw)
 
 
 def _config_map(job: JobState, name: str, document: str, text: str) -> Object:
@@ -94,11 +92,11 @@ def _config_map(job: JobState, name: str, document: str, text: str) -> Object:
     }
 
 
-def _read(model: type[D], document: str, raw: Mapping[str, Any]) -> D:
+def _read(parse: Callable[[str], D], document: str, raw: Mapping[str, Any]) -> D:
     name = raw["metadata"]["name"]
     try:
         pieces = {key: base64.b64decode(text) for key, text in raw.get("binaryData", {}).items()}
-        return model.model_validate_json(unpack(document, pieces))
+        return parse(unpack(document, pieces))
     except KeyError:
         raise ValueError(
             f"ConfigMap {name}: no key of binaryData begins with {document}.gz; delete the "
