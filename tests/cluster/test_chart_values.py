@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from omni_contract.records import History
+from omni_operator.render.log_reader import render_log_reader
 from omni_operator.render.names import Object
 from omni_operator.render.pod import render_pod
 from omni_operator.settings import Settings
@@ -183,7 +184,8 @@ def test_the_values_for_development_are_valid_and_bring_an_object_store() -> Non
 
 
 def test_the_policy_for_jobs_selects_the_pods_of_jobs() -> None:
-    """By the labels that the operator gives them, and lets them reach each other on any port."""
+    """By the labels that the operator gives them and those that read their stored logs. They may
+    reach each other on any port."""
     objects = render_chart(
         namespace="omni", values={POLICIES: {"jobs": {"namespaces": ["one", "two"]}}}
     )
@@ -191,11 +193,16 @@ def test_the_policy_for_jobs_selects_the_pods_of_jobs() -> None:
     policies = [body for body in policies if body["kind"] == "NetworkPolicy"]
     assert [body["metadata"]["namespace"] for body in policies] == ["one", "two"]
     job, plan = job_state(DEMO), plan_of(DEMO)
-    pod = render_pod(job, plan, place_on(job, plan), 0, Settings(image="a:1"), History())
+    placement, settings = place_on(job, plan), Settings(image="a:1")
+    pods = [
+        render_pod(job, plan, placement, 0, settings, History()),
+        render_log_reader(job, plan, placement, settings),
+    ]
     for body in policies:
         selector = body["spec"]["podSelector"]
         (asked,) = selector["matchExpressions"]
-        assert asked["operator"] == "Exists" and asked["key"] in pod["metadata"]["labels"]
+        assert asked["operator"] == "Exists"
+        assert all(asked["key"] in pod["metadata"]["labels"] for pod in pods)
         assert body["spec"]["ingress"] == [{"from": [{"podSelector": selector}]}]
         assert {"to": [{"podSelector": selector}]} in body["spec"]["egress"]
 
