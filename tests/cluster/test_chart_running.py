@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from omni_cli.local_s3 import choose_ports
+from omni_cli.local_s3 import Ports, choose_ports
 from omni_contract.errors import StorageError
 from omni_contract.names import LABEL_JOB
 from omni_contract.spec_data import StorageSpec
@@ -57,6 +57,16 @@ def keys_in(secret: Object) -> dict[str, str]:
 
 
 @pytest.fixture
+def ports() -> Iterator[Ports]:
+    """Of an object store that is killed: it leaves sockets, whose folder is fixed in it."""
+    chosen = choose_ports(None)
+    yield chosen
+    for port in chosen.all():
+        for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            left.unlink()
+
+
+@pytest.fixture
 def processes() -> Iterator[Processes]:
     with Processes() as running:
         yield running
@@ -85,7 +95,7 @@ def answering(*codes: int) -> Iterator[str]:
 
 
 def test_the_object_store_serves_who_has_the_keys_and_nobody_else(
-    processes: Processes, tmp_path: Path
+    ports: Ports, processes: Processes, tmp_path: Path
 ) -> None:
     """Run as its container runs it, but for the ports, which a pod has for itself."""
     objects = render_chart(namespace="omni", values={"objectStore": {"enabled": True}})
@@ -95,7 +105,6 @@ def test_the_object_store_serves_who_has_the_keys_and_nobody_else(
         {"secretRef": {"name": one(objects, "Secret")["metadata"]["name"]}}
     ]
     keys = keys_in(one(objects, "Secret"))
-    ports = choose_ports(None)
     own = {"-dir=/data": f"-dir={tmp_path}", "-s3.port=8333": f"-s3.port={ports.s3}"}
     arguments = [own.pop(argument, argument) for argument in container["args"]]
     assert not own
