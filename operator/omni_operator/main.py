@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What the API server says comes by the thousand and has no cycles: looking for some as often as
     # is usual took a sixth of the time.
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 10, 10)
     # It tells of each event that a handler saw.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
