@@ -21,6 +21,7 @@ from omni_operator.decisions.gang import (
 from omni_operator.decisions.placing import place_attempt, place_plan, survey
 from omni_operator.decisions.steps import Create, Delete, Step
 from omni_operator.kinds import CONFIG_MAP
+from omni_operator.render.log_reader import with_log_reader
 from omni_operator.render.names import ObjectNames
 from omni_operator.render.objects import render_placement
 from omni_operator.status.life import fail, hold_gang, place, release_gang, wait_for_room
@@ -53,7 +54,8 @@ def find_place(case: Case) -> Step:
         return replan(case)
     found = place_attempt(observed, plan)
     if isinstance(found, JobPlacement):
-        body = render_placement(observed.job, found)
+        bare = render_placement(observed.job, found)
+        body = with_log_reader(bare, observed.job, plan, found, case.settings)
         return Step(
             status=status,
             plan=plan,
