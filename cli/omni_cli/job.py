@@ -336,7 +336,8 @@ def _living(record: JobRecord) -> JobRecord:
     if record.end is not None:
         raise OmniError(
             f"job {record.name} is {record.end}, and a job that is over stays so; to train on from "
-            "its checkpoints, delete it and apply it again"
+            "its checkpoints, delete it and apply it again with checkpoint.resumeFrom the same as "
+            "its checkpoint.uri"
         )
     return record
 
