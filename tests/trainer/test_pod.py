@@ -138,6 +138,9 @@ def test_c33_a_pod_that_lost_a_peer_waits_until_an_attempt_names_it_again(start:
     assert [event.attempt for event in job.events("started")] == [1, 2]
     resumed = min(step for attempt, step in job.steps() if attempt == 2)
     assert resumed > 1  # it went on, it did not begin anew
+    logs = [job.run_dir / "logs" / f"trainer-0.{attempt}.log" for attempt in (1, 2)]
+    assert "".join(log.read_text() for log in logs) == first.log
+    assert "waiting for another attempt" in logs[0].read_text()
     assert ends[0].history.infrastructure_restarts == 1
 
 

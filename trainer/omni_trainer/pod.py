@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from omni_contract.names import Exit
 from omni_contract.packed import read_packed
 from omni_contract.plan import JobPlan
 from omni_contract.pod_info import ANNOTATIONS_FILE, Assignment
+from omni_contract.pod_log import PodLog
 from omni_contract.records import History, PodEnd, RunEvent
 from omni_contract.shared_files import END_FILE, PEERS_FILE, DataEnd
 from omni_contract.spec_run import FaultClass
@@ -49,9 +51,10 @@ _FINAL = (Exit.OK, Exit.USER, Exit.GAVE_UP, Exit.STALE)
 class Pod:
     """The life of the trainer container."""
 
-    def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
+    def __init__(self, options: argparse.Namespace, env: Mapping[str, str], *, log: PodLog) -> None:
         self._options = options
         self._env = env
+        self._log = log
         self._is_told_to_end = False
         self._run_dir: Path = options.run_dir
         self._plan_path = self._run_dir / names.PLAN_FILE
@@ -72,6 +75,8 @@ class Pod:
         try:
             while not self._is_told_to_end:
                 part = self._read_part()
+                if part is not None:
+                    self._log.turn_to(part)
                 if part is None or part.attempt <= over or part.index is None:
                     time.sleep(_TICK_S)
                     continue
@@ -108,11 +113,16 @@ class Pod:
             self._lease.rest()
         self._end_path.unlink(missing_ok=True)
         oom_kills = count_oom_kills()
-        process = subprocess.Popen(self._command(part, index))
+        process = subprocess.Popen(
+            self._command(part, index), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        words = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
+        words.start()
         try:
             is_ours, data_end = self._watch(process, part)
         finally:
             end_descendants()
+            words.join(1)
         end = AttemptEnd.load(self._end_path)
         code = process.returncode
         if is_ours and code not in _FINAL:  # it ended because it was told to
@@ -150,6 +160,12 @@ class Pod:
             time.sleep(_TICK_S)
         self._tell_news()
         return told_s is not None, data_end
+
+    def _pass_on(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._log.write(line)
 
     def _tell_news(self) -> None:
         """Pass events of the run on to the container's log."""
@@ -262,8 +278,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run to the end of the pod; leaves a termination message."""
     options = _parser().parse_args(argv)
     adopt_orphans()
+    log = PodLog(options.run_dir, "trainer")
+    sys.stderr = log.text()
     try:
-        pod = Pod(options, os.environ)
+        pod = Pod(options, os.environ, log=log)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, pod.tell_to_end)
         end = pod.run()
@@ -276,7 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             message=str(exc),
             history=History(),
         )
-    _say(end.message)
+    fault = "" if end.fault is None else f", {end.fault}"
+    _say(f"this pod ends with exit code {end.exit_code:d}{fault}: {end.message}")
     try:
         options.termination_log.write_bytes(termination_message(end))
     except OSError as exc:  # the exit code still tells most of it

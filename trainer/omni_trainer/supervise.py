@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from omni_contract.errors import OmniError
+from omni_contract.log_store import LOG_FOLDER, LogFile
 from omni_contract.names import Exit
 from omni_contract.plan import JobPlan
 from omni_contract.records import History
@@ -67,7 +68,7 @@ def uses_cpu(plan: JobPlan) -> bool:
 
 def _supervise(args: argparse.Namespace) -> int:
     plan = JobPlan.load(args.plan)
-    logs = args.run_dir / "logs"
+    logs = args.run_dir / LOG_FOLDER
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -79,7 +80,7 @@ def _supervise(args: argparse.Namespace) -> int:
     nursery = Nursery(
         # On a GPU nothing is preloaded: an import that touches CUDA would spoil every fork.
         preload=preload if uses_cpu(plan) else [],
-        log=logs / f"nursery-{args.node}.{args.attempt}.log",
+        log=logs / LogFile(kind="nursery", number=args.node, attempt=args.attempt).name,
         env=env,
     )
     # torch takes seconds to import, and the nursery is busy with the same meanwhile.

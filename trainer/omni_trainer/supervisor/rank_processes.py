@@ -14,13 +14,15 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from omni_contract.log_store import LOG_FOLDER, LogFile
 from omni_contract.names import ENV_ATTEMPT, ENV_GENERATION
 from omni_trainer.supervisor.nursery import Nursery
 
 
 def rank_log(*, rank: int, attempt: int, generation: int) -> Path:
     """Log of a rank's stdout and stderr, relative to the run folder."""
-    return Path("logs") / f"rank-{rank}.{attempt}.{generation}.log"
+    file = LogFile(kind="rank", number=rank, attempt=attempt, generation=generation)
+    return Path(LOG_FOLDER) / file.name
 
 
 class RunLogs(LogsSpecs):
@@ -33,7 +35,7 @@ class RunLogs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         """Folder of the logs."""
-        return str(self._run_dir / "logs")
+        return str(self._run_dir / LOG_FOLDER)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Paths per local rank; tells each rank its error file."""
