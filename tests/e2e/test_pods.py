@@ -12,7 +12,10 @@ from omni_contract import names
 from omni_contract.names import Exit
 from omni_contract.records import RunEvent, StepRecord
 from omni_contract.spec import Job
+from omni_dataloader.read_logs import LogReader, Wanted
+from omni_dataloader.store import Store
 from omni_planner.compile import compile_plan
+from omni_trainer.supervisor.rank_processes import rank_log
 from tests.e2e.jobs import small_job
 from tests.fakes.sources import make_sources
 from tests.trainer.pods import DataContainer, PodFolder, TrainerContainer, end_all, until
@@ -43,6 +46,9 @@ class Pod:
         logs = "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in rank_logs)
         return f"{self.trainer.log}\n{self.data.log}\n{logs}"
 
+    def rank_log(self, rank: int) -> str:
+        return (self.folder.run_dir / rank_log(rank=rank, attempt=1, generation=0)).read_text()
+
     def wait_for_step(self, step: int) -> None:
         until(lambda: any(s.step >= step for s in self.steps()), f"step {step}", self.logs, 120)
 
@@ -52,7 +58,7 @@ def pods(s3_server: LocalS3, tmp_path: Path) -> Iterator["Pods"]:
     store = s3_server.open()
     store.create_bucket("pods")
     make_sources(tmp_path / "sources").upload(store, "s3://pods")
-    started = Pods(tmp_path, dict(s3_server.env))
+    started = Pods(tmp_path, dict(s3_server.env), store)
     yield started
     end_all([container for pod in started.all for container in (pod.trainer, pod.data)])
 
@@ -60,7 +66,7 @@ def pods(s3_server: LocalS3, tmp_path: Path) -> Iterator["Pods"]:
 class Pods:
     """The pods of one job, and its operator."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], store: Store) -> None:
         job = small_job("s3://pods", "told", steps=NUM_STEPS)
         job["spec"]["checkpoint"]["every"] = "100 steps"
         job["spec"]["resources"]["device"] = "cpu"
@@ -68,6 +74,7 @@ class Pods:
         self._folder = folder
         self._env = env
         self._rendezvous = str(free_address())
+        self._reader = LogReader(store, self.plan.spec.checkpoint.uri, "pod")
         self.all: list[Pod] = []
 
     def start(self, attempt: int, index: int) -> Pod:
@@ -75,6 +82,11 @@ class Pods:
         folder.assign(attempt, index, self._rendezvous)
         self.all.append(Pod(folder, self._env))
         return self.all[-1]
+
+    def stored(self, wanted: Wanted) -> str:
+        """A log as the store has it."""
+        (stream,) = self._reader.find(wanted)
+        return b"".join(self._reader.read(part.block) for part in stream.parts).decode()
 
     def move(self, pod: Pod, attempt: int, index: int) -> None:
         pod.folder.assign(attempt, index, self._rendezvous)
@@ -97,6 +109,12 @@ def test_a_pod_told_to_end_saves_with_all_others_and_no_step_is_lost_or_done_twi
 
     new = pods.start(2, 1)
     pods.move(first, 2, 0)
+    # The pod that was told to end is gone, its logs are not.
+    trainer = pods.stored(Wanted(attempt=1, node=1))
+    assert f"the pod was told to end, after step {done}" in trainer
+    assert trainer == told.trainer.log
+    assert pods.stored(Wanted(attempt=1, node=1, container="data")) in told.data.log
+    assert pods.stored(Wanted(attempt=1, rank=2)) == told.rank_log(2)
     first.wait_for_step(done + 2)
     service = psutil.Process(new.data.process.pid).children()[0]
     service.kill()  # it is started again at once; nobody notices
