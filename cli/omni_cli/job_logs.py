@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_cli.job_read import JobRecord, PodRecord, read_pods
-from omni_cli.kubectl import Kubectl, KubectlError, NoSuchContainerError
+from omni_cli.kubectl import Kubectl, KubectlError, NotReachedError
 from omni_contract import names
 from omni_contract.errors import OmniError
 from omni_contract.log_store import LOG_READER_FILE, job_folder
@@ -99,8 +99,8 @@ def _show_stored(
     for pod in sorted(running, key=lambda pod: pod.index != request.node)[:2]:
         try:
             kubectl.exec(pod.name, names.DATA_CONTAINER, *command, holds_stdin=request.follow)
-        except NoSuchContainerError:
-            continue  # it is just ending
+        except NotReachedError:
+            continue  # it is just ending, or on a lost node
         else:
             return
     with _reader_pod(kubectl, job) as name:

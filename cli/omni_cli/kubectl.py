@@ -22,8 +22,8 @@ class NotFoundError(KubectlError):
     """There is no object of this name."""
 
 
-class NoSuchContainerError(KubectlError):
-    """The container that should run a command does not run."""
+class NotReachedError(KubectlError):
+    """The container that should run a command does not run, or nobody gets to its node."""
 
 
 class UnreachableError(KubectlError):
@@ -134,8 +134,8 @@ def exec_error_of(stderr: str) -> KubectlError:
     lines = stderr.splitlines()
     if any(ended.match(line) for line in lines):
         return KubectlError("\n".join(line for line in lines if not ended.match(line)))
-    if re.search(r"container not found|is not valid for pod|completed pod", stderr):
-        return NoSuchContainerError(_last_words(stderr))
+    if re.search(r"container not found|completed pod|error dialing backend", stderr):
+        return NotReachedError(_last_words(stderr))
     return error_of(stderr)
 
 

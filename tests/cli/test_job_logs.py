@@ -133,14 +133,22 @@ def test_where_no_pod_runs_one_is_made_and_goes_again(kubectl: FakeKubectl, capf
     assert "no pod of job stamps runs: one is made to read its logs" in said.err
 
 
-def test_a_pod_that_is_just_ending_is_not_the_only_one(
-    kubectl: FakeKubectl, capfd: Capture
+@pytest.mark.parametrize(
+    "words",
+    [
+        'error: unable to upgrade connection: container not found ("data")',
+        "Error from server: error dialing backend: dial tcp 10.0.0.7:10250: i/o timeout",
+    ],
+    ids=["ending", "lost-node"],
+)
+def test_a_pod_that_cannot_be_reached_is_not_the_only_one(
+    words: str, kubectl: FakeKubectl, capfd: Capture
 ) -> None:
     kubectl.serve(a_job(status=running_status()), *PODS[1:], placement_map(reader=READER))
-    kubectl.refuse('error: unable to upgrade connection: container not found ("data")', "exec")
+    kubectl.refuse(words, "exec")
     assert main(["logs", "--rank=0"]) == 2
     assert verbs(kubectl) == ["exec", "exec", "delete", "create", "exec", "delete"]
-    assert "container not found" in capfd.readouterr().err
+    assert words.removeprefix("error: ") in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
