@@ -71,7 +71,7 @@ for image in $images; do
         *) reference=docker.io/$name ;; # where a node looks for a name without a host
       esac
       # zstd, as gzip takes minutes for torch.
-      "$builder" push --quiet --compression-format zstd --compression-level 1 "$name" "oci-archive:$file:$reference"
+      "$builder" push --quiet --compression-format zstd "$name" "oci-archive:$file:$reference"
     fi
   fi
   echo "images: built $name${ARCHIVE:+, saved to $file}"
