@@ -7,6 +7,7 @@ import os
 import random
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
@@ -104,6 +105,10 @@ class Cluster(Api):
     ) -> None:
         configuration = access.configuration
         configuration.connection_pool_maxsize = max_requests
+        # Else the environment's proxies and ~/.netrc are read for each request, in a thread each,
+        # and what that file says of the server's host is no use beside a token.
+        configuration.client_session_kwargs = {"trust_env": False}
+        configuration.proxy = configuration.proxy or _proxy_of(access.server)
         self._access = access
         self._client = ApiClient(configuration)
         self._room = asyncio.Semaphore(max_requests)
@@ -293,6 +298,14 @@ class Cluster(Api):
             raise _error(method, path, code, text)
         answer: dict[str, Any] = json.loads(text)
         return answer
+
+
+def _proxy_of(server: str) -> str | None:
+    """The proxy on the way to a server, by HTTPS_PROXY, NO_PROXY and their like."""
+    address = urllib.parse.urlsplit(server)
+    if urllib.request.proxy_bypass(address.netloc):
+        return None
+    return urllib.request.getproxies().get(address.scheme)
 
 
 def _quoted(value: str) -> str:

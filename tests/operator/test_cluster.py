@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +37,11 @@ def status(code: int, reason: str, message: str = "so it is", **details: Any) ->
 
 
 def ask(
-    answers: Answers, act: Callable[[Cluster], Awaitable[Any]], *, patience_s: float = 5
+    answers: Answers,
+    act: Callable[[Cluster], Awaitable[Any]],
+    *,
+    patience_s: float = 5,
+    token: str = "",
 ) -> tuple[Any, list[tuple[str, int]]]:
     """What comes of an act where these are the answers, one after another, the last for ever;
     and what was counted."""
@@ -55,8 +60,11 @@ def ask(
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        configuration = Configuration(host=url)
+        if token:
+            configuration.api_key["BearerToken"] = token
         cluster = Cluster(
-            Access(configuration=Configuration(host=url)),
+            Access(configuration=configuration),
             max_requests=4,
             patience_s=patience_s,
             count=lambda verb, _, code, seconds: counted.append((verb, code)),
@@ -163,6 +171,26 @@ def test_a_patch_that_does_not_fit_is_a_conflict_and_an_invalid_one_is_not() -> 
     said["details"] = {"causes": [{"reason": "FieldValueForbidden", "message": "no"}]}
     error, _ = ask([(422, said)], patch)
     assert type(error) is Refused
+
+
+def test_requests_go_by_the_proxy_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("NO_PROXY", "elsewhere.example")
+    answer, _ = ask([OK], get, patience_s=0)
+    assert isinstance(answer, ApiUnavailable)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert ask([OK], get)[0] == OK[1]
+
+
+def test_what_netrc_says_of_the_servers_host_does_not_hinder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password secret")
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert ask([OK], get, token="t")[0] == OK[1]
 
 
 def test_a_proxys_refusal_is_told_as_one() -> None:
