@@ -83,7 +83,9 @@ def render_pod(
         **template.annotations,
         **pod_annotations(job, placement, index, settings, history),
     }
-    volumes = _volumes(job, plan, with_token=beats)
+    # A plan's own hash is computed of all its text.
+    config_map = ObjectNames.of(job).plan(placement.plan_hash)
+    volumes = _volumes(spec, plan=config_map, with_token=beats)
     pod: Object = {
         "schedulingGates": [{"name": GATE}],
         "nodeSelector": node_selector(spec, placement.node_selector),
@@ -255,16 +257,16 @@ def _overridden(container: Object, spec: JobSpec) -> Object:
     return container
 
 
-def _volumes(job: JobState, plan: JobPlan, *, with_token: bool) -> list[Object]:
+def _volumes(spec: JobSpec, *, plan: str, with_token: bool) -> list[Object]:
     annotations = {"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}
     volumes: list[Object] = [
-        {"name": "plan", "configMap": {"name": ObjectNames.of(job).plan(plan.hash)}},
+        {"name": "plan", "configMap": {"name": plan}},
         {"name": "pod", "downwardAPI": {"items": [annotations]}},
         {"name": "shared", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    if has_gpus(plan.spec.resources):
+    if has_gpus(spec.resources):
         # NCCL passes data between the GPUs of a node here; a container's own has 64 MiB.
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}})
     if with_token:
