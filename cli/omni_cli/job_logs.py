@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from omni_cli.job_read import JobRecord, PodRecord, read_pods
@@ -25,6 +25,9 @@ _POLL_S: Final = 0.5
 _HOPELESS: Final = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError",
 )  # fmt: skip
+
+
+_NOT_STARTED: Final = ("gated", "pending", "starting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,14 @@ def show(kubectl: Kubectl, job: JobRecord, request: Request) -> int:
     pod = choose_pod(pods, request)
     if pod is not None:
         tail = [] if request.tail is None else [f"--tail={request.tail}"]
-        return _show_there(kubectl, request, pod.name, *tail)
+        code = _show_there(kubectl, request, pod.name, *tail)
+        if not code or pod.word in _NOT_STARTED:
+            return code
+        print(
+            f"kubectl cannot show the log of pod {pod.name}; this is what is stored of it",
+            file=sys.stderr,
+        )
+        request = replace(request, attempt=request.attempt or pod.attempt)
     if not job.status.attempt and not pods:
         raise OmniError(f"job {job.name} has no pods yet; see why: kubectl mmtj status {job.name}")
     _show_stored(kubectl, job, pods, request)
@@ -94,6 +104,8 @@ def _show_there(kubectl: Kubectl, request: Request, *arguments: str) -> int:
 def _show_stored(
     kubectl: Kubectl, job: JobRecord, pods: Sequence[PodRecord], request: Request
 ) -> None:
+    if request.attempt not in (None, job.status.attempt):
+        request = replace(request, follow=False)  # nobody writes there any more
     command = reader_command(job, request)
     running = [pod for pod in pods if pod.word == "running"]
     for pod in sorted(running, key=lambda pod: pod.index != request.node)[:2]:

@@ -43,7 +43,11 @@ class PodLog(io.RawIOBase):
         file = LogFile(kind=self._container, number=part.index, attempt=part.attempt)
         fresh = None
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._folder.exists():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                # A container may run as another user than the one that came first; they share the
+                # group of their volume.
+                self._folder.chmod(0o2775)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             fresh = os.open(self._folder / file.name, flags, 0o644)
         with self._lock:

@@ -110,6 +110,34 @@ def test_what_no_pod_has_is_read_from_the_store_in_one_of_the_job(
     assert capfd.readouterr().out == f"stored, read in {name}\n"
 
 
+def test_a_pod_that_kubectl_does_not_get_to_is_read_from_the_store(
+    kubectl: FakeKubectl, capfd: Capture
+) -> None:
+    """Its node is lost, say; the pod stays in the API until it is replaced."""
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    kubectl.refuse("Error from server: Get https://10.0.0.7:10250: i/o timeout", "logs")
+    assert main(["logs", "--tail=5"]) == 0
+    assert kubectl.calls[-1][-4:] == [
+        "--node=0", "--container=trainer", "--attempt=2", "--tail=5"
+    ]  # fmt: skip
+    said = capfd.readouterr()
+    assert said.out.startswith("stored, read in ")
+    assert "kubectl cannot show the log of pod stamps-5d1ce-2-0" in said.err
+
+
+def test_a_pod_that_has_not_started_has_nothing_stored(kubectl: FakeKubectl) -> None:
+    kubectl.serve(a_job(status=running_status()), a_pod("stamps-5d1ce-2-0", 0, phase="Pending"))
+    kubectl.refuse("container is waiting to start", "logs")
+    assert main(["logs"]) == 2
+    assert verbs(kubectl) == ["logs"]
+
+
+def test_an_attempt_that_is_over_is_not_followed(kubectl: FakeKubectl) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    assert main(["logs", "--rank=1", "-f", "--attempt=1"]) == 0
+    assert "--stdin" not in kubectl.calls[-1] and "--follow" not in kubectl.calls[-1]
+
+
 def test_a_stored_log_is_followed_for_as_long_as_somebody_waits(kubectl: FakeKubectl) -> None:
     kubectl.serve(a_job(status=running_status()), *PODS)
     assert main(["logs", "--rank=1", "-f"]) == 0

@@ -34,6 +34,12 @@ def test_every_attempt_has_its_file_and_stderr_has_all(tmp_path: Path, capfd: Ca
     }
 
 
+def test_the_folder_is_for_both_containers_whoever_made_it(tmp_path: Path) -> None:
+    """They may run as two users of one group."""
+    PodLog(tmp_path, "data").turn_to(part(1, 0))
+    assert (tmp_path / "logs").stat().st_mode & 0o7777 == 0o2775
+
+
 def test_a_container_started_again_goes_on_in_the_same_file(tmp_path: Path) -> None:
     for words in (b"one\n", b"two\n"):
         log = PodLog(tmp_path, "data")

@@ -208,6 +208,7 @@ def test_logs_are_stored_when_the_store_is_back(
         pod.write("trainer-0.1.log", b"more\n")
         shipper.look()
     assert stored(s3, pod.uri) == pod.written
+    shipper.look()  # the store is away again, and nothing is asked of it
     assert capsys.readouterr().err == ""
 
 
