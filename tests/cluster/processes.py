@@ -1,10 +1,12 @@
 """Server processes of one test cluster: started, ended, and never left behind.
 
-A watchdog process ends them and removes their folder also when the owner was killed. It knows them
-by a variable in their environment, so threads, restarts and their own children need no bookkeeping.
+A watchdog process ends them and removes what they leave also when the owner was killed. It knows
+them by a variable in their environment, so threads, restarts and their own children need no
+bookkeeping.
 """
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -22,14 +24,16 @@ ENV_MARK: Final = "OMNI_TEST_CLUSTER_STATE"
 """In the environment of everything that a test cluster started: its state folder."""
 STOP_S: Final = 10.0
 
+_AT_END: Final = "at-end.jsonl"
 _FIRST_PORT: Final = 22_000
 _LAST_PORT: Final = 32_000  # below Linux's ephemeral ports, which any client may hold
 
 # The owner alone holds the other end of standard input, so the end of file says that it is gone.
 # A fork may not have reached its exec yet: only the second empty look in a row counts.
+# What is removed may be busy for a moment longer than the processes that held it.
 _WATCHDOG = """
-import os, shutil, signal, sys, time
-mark = sys.argv[1].encode()
+import json, os, shutil, signal, subprocess, sys, time
+mark, folder, at_end = sys.argv[1].encode(), sys.argv[2], sys.argv[3]
 sys.stdin.buffer.read()
 empty = 0
 while empty < 2:
@@ -44,7 +48,13 @@ while empty < 2:
             pass
     empty = 0 if found else empty + 1
     time.sleep(0.1)
-shutil.rmtree(sys.argv[2], ignore_errors=True)
+if os.path.exists(at_end):
+    for line in reversed(open(at_end).readlines()):
+        tries = 50
+        while tries and subprocess.run(json.loads(line), capture_output=True).returncode:
+            tries -= 1
+            time.sleep(0.1)
+shutil.rmtree(folder, ignore_errors=True)
 """
 
 
@@ -59,9 +69,13 @@ def free_port() -> int:
 
 
 class Processes:
-    """Context manager over the processes of one cluster and the temporary folder they write to."""
+    """Context manager over the processes of one cluster and the temporary folder they write to.
 
-    def __init__(self) -> None:
+    The folder is made in `parent`, by default where temporary files go.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self._parent = parent
         self.folder: Path = Path()
         """State of the cluster; removed at the end, however the end comes."""
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -69,10 +83,10 @@ class Processes:
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.folder = Path(tempfile.mkdtemp(prefix="omni-cluster-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="omni-cluster-", dir=self._parent))
         mark = f"{ENV_MARK}={self.folder}"
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _WATCHDOG, mark, str(self.folder)],
+            [sys.executable, "-I", "-S", "-c", _WATCHDOG, mark, self.folder, self.folder / _AT_END],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -92,6 +106,12 @@ class Processes:
         self._watchdog.stdin.close()
         self._watchdog.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run_at_end(self, *command: str | Path) -> None:
+        """Have this run, last come first, once all processes are gone, however the end comes; again
+        where it fails, for some seconds. For what a dead process leaves: links, cgroups."""
+        with (self.folder / _AT_END).open("a") as file:
+            file.write(json.dumps([str(word) for word in command]) + "\n")
 
     def start(
         self, name: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None
@@ -114,6 +134,10 @@ class Processes:
                 env={**os.environ, **env, ENV_MARK: str(self.folder)},
                 start_new_session=True,
             )
+        return self._running[name].pid
+
+    def pid(self, name: str) -> int:
+        """Of a program that runs, or ended by itself."""
         return self._running[name].pid
 
     def stop(self, name: str, *, with_signal: signal.Signals = signal.SIGTERM) -> int:

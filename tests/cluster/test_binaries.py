@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.binaries import PEERS, TOOLS, Tool, build, module_dir
+from tests.cluster.binaries import PEERS, REAL, TOOLS, Tool, build, module_dir
 from tests.cluster.go import GoError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -69,9 +69,14 @@ def test_kubernetes_says_its_version() -> None:
     assert kubernetes.ldflags.split()[-1].startswith("k8s.io/component-base/version.gitMinor=")
 
 
+def test_nodes_have_the_kubernetes_of_their_control_plane() -> None:
+    control, node = (tool for tool in TOOLS + REAL if tool.name.startswith("kubernetes"))
+    assert node.ldflags == control.ldflags
+
+
 def test_every_pinned_module_is_whole() -> None:
     """`go build` must not need to write go.sum, which would change the checkout."""
-    for tool in TOOLS + PEERS:
+    for tool in TOOLS + PEERS + REAL:
         assert (tool.folder / "go.sum").stat().st_size > 0, tool.name
         text = (tool.folder / "go.mod").read_text()
         assert text.count("\ntool ") == 1, tool.name
