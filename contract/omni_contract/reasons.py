@@ -20,7 +20,7 @@ QueueReason = Literal["QueueWaiting", "QueueEvicted", "NoQueueSystem"]
 """Why condition Placed of a job that its queue holds back is False."""
 TopologyReason = Literal["Satisfied", "Relaxed", "NotPlaced"]
 """How close the placement is to what was asked."""
-HoldReason = Literal["CreatingPods", "WaitingForOldPods", "NodeNotReady"]
+HoldReason = Literal["CreatingPods", "WritesRefused", "WaitingForOldPods", "NodeNotReady"]
 """What the gates of an attempt wait for."""
 PodsReason = Literal["AllPodsRun", "PodsWait", "PodsAreDone", "AllReady", "NotReady"]
 """What the pods and their data services do."""

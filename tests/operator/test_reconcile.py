@@ -439,3 +439,32 @@ def test_events_tell_what_happened() -> None:
         world.pass_s(5)
         reasons = [event["reason"] for event in world.cluster.objects(EVENT)]
         assert sorted(reasons) == ["AttemptOpened", "Placed", "Running"]
+
+
+@pytest.mark.parametrize("verb", ["create", "patch"])
+def test_what_the_api_server_does_not_take_at_a_start_is_told(verb: str) -> None:
+    """Pods that are not made, and pods that are not let go: a webhook may be away for long."""
+    words = 'failed calling webhook "pods.example.com": connection refused'
+
+    def refuse(said: str, kind: Kind, name: str) -> ApiError | None:
+        is_meant = (said, kind) == (verb, POD)
+        return ApiUnavailable(reason="InternalError", message=words, code=500) if is_meant else None
+
+    with World() as world:
+        world.apply(job())
+        world.cluster.refuses = refuse
+        with pytest.raises(ApiUnavailable):
+            world.settle()
+        assert world.condition("Placed") == ("True", "Placed")
+        assert world.condition("GangReady") == ("False", "WritesRefused")
+        assert words in world.message("GangReady")
+        told = len(world.cluster.writes)
+        world.wake({KEY})
+        with pytest.raises(ApiUnavailable):
+            world.settle()
+        assert [write for write in world.cluster.writes[told:] if write[:2] == STATUS] == []
+        world.cluster.refuses = lambda said, kind, name: None
+        world.wake({KEY})
+        world.pass_s(5)
+        assert world.condition("GangReady") == ("True", "Released")
+        assert world.status().phase == "Running"

@@ -24,6 +24,7 @@ from omni_operator.kinds import CONFIG_MAP
 from omni_operator.render.log_reader import with_log_reader
 from omni_operator.render.names import ObjectNames
 from omni_operator.render.objects import render_placement
+from omni_operator.state import Observed
 from omni_operator.status.life import fail, hold_gang, place, release_gang, wait_for_room
 from omni_planner.placement.types import NoPlacement, Placement
 from omni_planner.placement.units import shrink_candidates
@@ -138,6 +139,16 @@ def refuse_for_good(case: Case, name: str, message: str) -> Step:
         "create the job anew"
     )
     return case.transition(fail(case.status, case.observed, FaultClass.START_ERROR, said))
+
+
+def tell_hindrance(step: Step, observed: Observed, message: str) -> Step:
+    """What is told when the API server did not take a step's writes. They are tried again, perhaps
+    for long: of a webhook that is away not only the operator's log should tell."""
+    status = step.status
+    if step.goes_on or step.placement is not None:
+        said = f"the API server does not take what the attempt needs: {message}; it is tried again"
+        status = hold_gang(status, observed, "WritesRefused", said)
+    return Step(status=status)
 
 
 def _wait(case: Case, reason: RoomReason, message: str, again_s: float) -> Step:

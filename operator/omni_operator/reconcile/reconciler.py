@@ -17,7 +17,7 @@ from omni_operator.decisions.case import Case, is_valid
 from omni_operator.decisions.decide import REFUSED_S, decide, read_case
 from omni_operator.decisions.kueue import needs_priority, tend
 from omni_operator.decisions.probe import find_refusal
-from omni_operator.decisions.starting import refuse_for_good, refuse_for_quota
+from omni_operator.decisions.starting import refuse_for_good, refuse_for_quota, tell_hindrance
 from omni_operator.decisions.steps import Step
 from omni_operator.reconcile.reading import JobMemory, Reader, attempt_of, doubtful_pods
 from omni_operator.reconcile.writing import PodRefused, Told, Writer
@@ -214,6 +214,10 @@ class Reconciler:
                 step = refuse_for_quota(self._case(observed), exc.message)
             except PodRefused as exc:
                 step = refuse_for_good(self._case(observed), exc.name, exc.message)
+            except ApiError as exc:
+                if exc.code is not None:  # Who does not answer takes no status either.
+                    await self._report(job, tell_hindrance(step, observed, exc.message), memory)
+                raise
         again_s = await self._report(job, step, memory)
         if not self._settings.with_kueue or step.is_transition:
             return again_s
