@@ -223,6 +223,7 @@ def test_a_suspended_job_is_inactive_in_its_queue_until_it_resumes() -> None:
         queues.admit()
         world.pass_s(5)
         assert world.status().phase == "Running"
+        assert "waits" not in world.message("Suspended"), "it runs"
 
 
 def test_what_kueue_makes_inactive_stays_so_and_says_the_way_out() -> None:

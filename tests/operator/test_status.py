@@ -110,6 +110,7 @@ def test_c35_a_suspended_job_that_resumes_says_so() -> None:
     status = suspend(status, observed, num_left=0)
     assert (status.phase, said(status, "Suspended")) == ("Suspended", ("True", "Suspended"))
     assert said(status, "Running") == ("False", "Suspended")
+    assert said(status, "TopologySatisfied") == ("Unknown", "NotPlaced"), "no pod has a node"
     assert status.start_time is None
     assert status.active_seconds == pytest.approx(observed.now_s - start_s, abs=0.01)
     assert active_s(status, observed.now_s + 1000) == status.active_seconds

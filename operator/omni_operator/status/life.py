@@ -163,7 +163,8 @@ def wait_in_queue(
     if (suspended := status.condition("Suspended")) is not None and (
         suspended.status == "True" or suspended.reason == "Suspending"
     ):
-        said = "spec.suspend is false; the job waits in its queue"
+        # It stays while the job runs again.
+        said = "spec.suspend was set to false, and the job went to its queue"
         status = set_condition(status, "Suspended", False, "Resumed", said, observed=observed)
     if num_left:
         said = f"{message}; {count(num_left, 'pod')} still save and end"
@@ -183,7 +184,12 @@ def fail(status: JobStatus, observed: Observed, reason: FailedReason, message: s
 
 
 def _pause(status: JobStatus, observed: Observed) -> JobStatus:
-    """The clock of the job stands still until it begins anew."""
+    """The clock of the job stands still until it begins anew, and nothing of it has a place."""
+    if status.condition("TopologySatisfied") is not None:
+        said = "nothing is placed while the job rests"
+        status = set_condition(
+            status, "TopologySatisfied", None, "NotPlaced", said, observed=observed
+        )
     return status.model_copy(
         update={
             "active_seconds": round(active_s(status, observed.now_s), 3),
