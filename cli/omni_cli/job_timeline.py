@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from omni_cli.job_read import EventRecord, JobRecord, time_of
 from omni_cli.job_view import Trimmed
+from omni_contract.reasons import PlacementReason
 from omni_contract.status import STAGES, Incident
 
 BAR: Final = 20
@@ -21,8 +22,9 @@ _STYLES: Final = dict(
     zip(STAGES, ("red", "magenta", "yellow", "blue", "cyan", "green"), strict=True)
 )
 _LIFE: Final = (
-    "Suspending", "Suspended", "AttemptOpened", "Resumed", "Placed", "GangReady", "Running",
-    "Restarted", "Completed", "Failed", "over",
+    "Suspending", "Suspended", "AttemptOpened", "Resumed", *get_args(PlacementReason), "BackingOff",
+    "QuotaExceeded", "Placed", "Relaxed", "GangReady", "Running", "Restarted", "Completed",
+    "Failed", "over",
 )  # fmt: skip
 """Events of an attempt in the order in which they come."""
 

@@ -291,6 +291,21 @@ def test_events_of_one_second_stand_in_the_order_in_which_they_came() -> None:
     ]
 
 
+def test_that_an_attempt_waits_for_room_comes_after_its_opening() -> None:
+    status = running_status(openedAt="2026-01-01T08:10:00.700Z", incidents=[])
+    reasons = ("Placed", "NotEnoughNodes", "QuotaExceeded", "Relaxed", "AttemptOpened")
+    events = [EventRecord.of(an_event("2026-01-01T08:10:00Z", reason, "so")) for reason in reasons]
+    found = [entry.text for entry in entries(JobRecord.of(a_job(status=status)), events)]
+    assert found[2:] == [
+        "event AttemptOpened: so",
+        "attempt 2 opened by ReplacePod",
+        "event NotEnoughNodes: so",
+        "event QuotaExceeded: so",
+        "event Placed: so",
+        "event Relaxed: so",
+    ]
+
+
 def test_a_stage_bar_is_as_long_as_the_stages() -> None:
     seconds = {"detect": 5.0, "decide": 0.0, "terminate": 2.5, "firstStep": 2.5}
     incident = Incident.model_validate(an_incident("2026-01-01T08:00:00Z", seconds=seconds))
