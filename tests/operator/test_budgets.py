@@ -96,6 +96,23 @@ def test_supervisors_that_gave_up_have_the_last_word() -> None:
         assert world.status().budget.user == 3
 
 
+def test_a_limit_that_was_raised_holds_at_once_for_pods_that_did_not_know() -> None:
+    with World() as world:
+        run(world, restart={"limit": 1})
+        world.edit("stamps", lambda raw: raw["spec"]["restart"].update(limit=3))
+        world.pass_s(5)
+        spent = History(user_restarts=1, restarts_without_progress=1, highest_step=5)
+        end(world, 0, 77, fault=FaultClass.APP_ERROR, history=spent, step=6, message="gave up")
+        world.pass_s(5)
+        status = world.status()
+        assert (status.phase, status.opened_by) == ("Running", RestartAction.RESTART_JOB)
+        assert (status.attempt, status.budget.user) == (2, 2)
+        spent = History(user_restarts=3, restarts_without_progress=1, highest_step=6)
+        end(world, 0, 77, fault=FaultClass.APP_ERROR, history=spent, step=7, message="gave up")
+        world.pass_s(5)
+        assert world.status().phase == "Failed", "these knew"
+
+
 def test_restarts_in_place_are_taken_over_and_counted_once() -> None:
     with World() as world:
         run(world)

@@ -104,7 +104,8 @@ def answer(
     if action is RestartAction.RESTART_IN_PLACE and cause.pod:
         action = RestartAction.REPLACE_POD  # Nothing is left in that one to restart.
     if gave_up(cause):
-        action = RestartAction.FAIL_JOB
+        is_final = action is RestartAction.FAIL_JOB or not _are_limits_raised(case)
+        action = RestartAction.FAIL_JOB if is_final else RestartAction.RESTART_JOB
     told = case.tell(status)
     incident = open_incident(cause, action, observed=told.observed)
     said = f"{cause.fault}: {describe(cause)}"
@@ -337,6 +338,19 @@ def _gated_again(case: Case) -> Iterator[PodFault]:
                 time_s=pod.created_s,
                 message="the pod was deleted after it was released, and not by the operator",
             )
+
+
+def _are_limits_raised(case: Case) -> bool:
+    """Whether the spec allows more restarts than the pods knew of, which go by their plan."""
+    plan, now = case.observed.plan, case.spec.restart
+    if plan is None:
+        return False
+    then = plan.spec.restart
+    return (
+        now.limit > then.limit
+        or now.infrastructure_limit > then.infrastructure_limit
+        or now.no_progress_limit > then.no_progress_limit
+    )
 
 
 def _may_be_a_consequence(cause: PodFault, case: Case) -> bool:
