@@ -334,7 +334,8 @@ def test_a_shrunk_job_is_degraded() -> None:
     scene = running_job()
     status = released(scene).model_copy(update={"num_nodes": 2})
     assert said(look(scene, status), "Degraded") == ("True", "Shrunk")
-    assert message(look(scene, status), "Degraded") == "runs on 2 of 4 nodes"
+    told = message(look(scene, status), "Degraded")
+    assert told.startswith("runs on 2 of 4 nodes: more had no room; kubectl mmtj restart ")
 
 
 def test_many_concerns_are_counted() -> None:

@@ -188,7 +188,9 @@ def _concerns(
     if status.holds("Running") and (silent := _silent_since_s(status, observed)) is not None:
         yield "NoHeartbeat", f"no heartbeat since {write_time(silent)}"
     if status.num_nodes is not None and status.num_nodes < spec.resources.nodes:
-        yield "Shrunk", f"runs on {status.num_nodes} of {count(spec.resources.nodes, 'node')}"
+        asked = count(spec.resources.nodes, "node")
+        again = f"kubectl mmtj restart {observed.job.key.name} asks for all again"
+        yield "Shrunk", f"runs on {status.num_nodes} of {asked}: more had no room; {again}"
 
 
 def _silent_since_s(status: JobStatus, observed: Observed) -> float | None:
