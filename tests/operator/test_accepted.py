@@ -159,3 +159,22 @@ def test_an_edit_that_waits_for_a_restart_says_so_until_there_is_one() -> None:
         world.pass_s(10)
         assert "edited" not in world.message("Accepted")
         assert world.pod(0)["metadata"]["labels"]["a"] == "b"
+
+
+def test_a_server_that_cannot_say_whether_it_takes_the_pods_is_told_until_it_can() -> None:
+    words = 'failed calling webhook "pods.example.com": connection refused'
+    away = ApiUnavailable(reason="InternalError", message=words, code=500)
+    with World() as world:
+        key = world.apply(job())
+        world.deliver()
+        world.cluster.refuses = lambda verb, kind, name: away if verb == "dry-run" else None
+        for _ in range(3):
+            with pytest.raises(ApiUnavailable):
+                world.reconcile(key)
+        assert world.condition("Accepted") == ("False", "PodRefused")
+        assert words in world.message("Accepted")
+        assert len([w for w in world.cluster.writes if w[0] == "patch_status"]) == 1
+        world.cluster.refuses = lambda verb, kind, name: None
+        world.pass_s(5)
+        assert world.condition("Accepted") == ("True", "Valid")
+        assert world.status().phase == "Running"

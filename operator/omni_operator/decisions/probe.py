@@ -13,11 +13,13 @@ from omni_contract.records import History
 from omni_contract.spec import JobSpec
 from omni_operator.api import AlreadyExists, Api, QuotaExceeded, Refused
 from omni_operator.decisions.case import edited_fields, read_file
+from omni_operator.decisions.steps import Step
 from omni_operator.kinds import POD
 from omni_operator.render.names import Object, ObjectNames
 from omni_operator.render.pod import render_pod
 from omni_operator.settings import Settings
-from omni_operator.state import JobState
+from omni_operator.state import JobState, Observed
+from omni_operator.status.life import refuse
 from omni_planner.compile import compile_plan
 
 _PATH: Final = re.compile(r"(?:metadata|spec)\.[A-Za-z]+(?:\[[^\]]*\]|\.[A-Za-z]+)*")
@@ -78,6 +80,16 @@ async def find_refusal(
         where = ", ".join(fields) or "spec.podTemplate"
         return f"{where}: the API server refuses the pods that this makes: {exc.message}"
     return ""
+
+
+def tell_unanswered(observed: Observed, message: str) -> Step:
+    """What is told of a job that has no pods yet while the API server cannot say whether it takes
+    them. It is asked again soon."""
+    said = (
+        "the API server cannot say now whether it takes the pods of this spec, and is asked again: "
+        f"{message}"
+    )
+    return Step(status=refuse(observed.job.status, observed, said, reason="PodRefused"))
 
 
 def probe_pod(job: JobState, plan: JobPlan, settings: Settings) -> Object:

@@ -16,7 +16,7 @@ from omni_operator.api import Api, ApiError, ApiUnavailable, Conflict, NotFound,
 from omni_operator.decisions.case import Case, is_valid
 from omni_operator.decisions.decide import REFUSED_S, decide, read_case
 from omni_operator.decisions.kueue import needs_priority, tend
-from omni_operator.decisions.probe import find_refusal
+from omni_operator.decisions.probe import find_refusal, tell_unanswered
 from omni_operator.decisions.starting import refuse_for_good, refuse_for_quota, tell_hindrance
 from omni_operator.decisions.steps import Step
 from omni_operator.reconcile.reading import JobMemory, Reader, attempt_of, doubtful_pods
@@ -184,8 +184,11 @@ class Reconciler:
         plan = None if job.status.plan_hash is None else self._view.plan(job.status.plan_hash)
         try:
             memory.refusal = await find_refusal(job, plan, self._settings, self._cluster)
-        except ApiUnavailable:
+        except ApiUnavailable as exc:
             if not job.status.attempt:
+                observed = self._view.observe(job.key, now_s=now_s)
+                if observed is not None and exc.code is not None:
+                    await self._report(job, tell_unanswered(observed, exc.message), memory)
                 raise
             memory.refusal = ""  # A job that runs needs looking after more than this answer.
         memory.judged, memory.judged_s = job.generation, now_s
