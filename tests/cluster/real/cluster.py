@@ -43,7 +43,7 @@ class RealCluster:
         gpus: int = 8,
         archives: Sequence[Path] = (),
     ) -> None:
-        self._state_dir = state_dir
+        self._state_dir = state_dir and state_dir.absolute()
         self._specs = [*Grid(nodes=nodes, gpus=gpus)]
         self._archives = archives
         self.control_plane: ControlPlane

@@ -1,23 +1,23 @@
 """One cluster of real nodes for all tests here."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
+from tests.cluster.chart import ROOT
 from tests.cluster.cluster import Cluster
-from tests.cluster.processes import last_lines
 from tests.cluster.real.cluster import RealCluster
-from tests.cluster.real.node import SERVICES
+
+_LOGS: Final = ROOT / "out" / "test-real"
 
 
 @pytest.fixture(scope="session")
 def real() -> Iterator[RealCluster]:
-    """Three nodes. A test heals what it broke."""
+    """Three nodes, whose logs are kept. A test heals what it broke."""
     with RealCluster() as cluster:
         yield cluster
-        for node in cluster.nodes.values():  # pytest shows it where the last test fails
-            for service in SERVICES:
-                print(f"{node.name} {service}: {last_lines(node.log(service))}")
+        cluster.save_logs(_LOGS)
 
 
 @pytest.fixture(scope="session")

@@ -108,17 +108,9 @@ class RealNode:
         """Wait until the node controller noticed that it is lost."""
         self._nodes.wait_until_not_ready(self.name, timeout_s=timeout_s)
 
-    def run(self, *command: str | Path) -> str:
-        """Run a command on its machine, such as ctr; returns what it printed."""
-        return self._machine.run(*command)
-
     def log(self, service: str) -> Path:
         """Where one of its services writes."""
         return self._machine.log(service)
-
-    def power_off(self) -> None:
-        """End all that runs on it."""
-        self._machine.power_off()
 
     def _tell(self) -> bool:
         """Give the node what a cloud and a device plugin would: labels and GPUs, anew each time

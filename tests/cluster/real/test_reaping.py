@@ -12,14 +12,16 @@ import psutil
 import pytest
 
 from tests.cluster.api import wait_for
+from tests.cluster.chart import ROOT
 from tests.cluster.processes import ENV_MARK
-from tests.cluster.real.cgroups import ROOT
+from tests.cluster.real import cgroups
 from tests.cluster.real.machine_init import KERNEL
 
 _OWNER = """
 import time
+from pathlib import Path
 from tests.cluster.real.cluster import RealCluster
-with RealCluster(nodes=1) as cluster:
+with RealCluster(Path("state"), nodes=1) as cluster:
     kubectl = cluster.control_plane.kubectl
     kubectl("run", "sleeper", "--image=localhost/tiny:1")
     kubectl("wait", "pod/sleeper", "--for=condition=Ready")
@@ -37,8 +39,11 @@ def traces(state: Path) -> set[str]:
         found |= {f"{kind} {one}" for one in listed if one[key].startswith("omni")}
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found |= {f"mount {line}" for line in mounts if str(state) in line}
-    found |= {f"cgroup {path}" for path in ROOT.glob("**/omni*/")}
-    files = [*state.glob("omni-*"), *(path for one in _SHARED for path in Path(one).glob("*"))]
+    found |= {f"cgroup {path}" for path in cgroups.ROOT.glob("**/omni*/")}
+    files = [
+        *state.glob("**/omni-cluster-*"),
+        *(path for one in _SHARED for path in Path(one).glob("*")),
+    ]
     found |= {f"file {path}" for path in files}
     for process in psutil.process_iter(["environ"]):
         if (process.info["environ"] or {}).get(ENV_MARK, "").startswith(str(state)):
@@ -50,8 +55,10 @@ def traces(state: Path) -> set[str]:
 def test_nothing_is_left(end: signal.Signals, tmp_path: Path) -> None:
     before = traces(tmp_path)
     command = [sys.executable, "-c", _OWNER]
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as owner:
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "up\n"
         kinds = {trace.split()[0] for trace in traces(tmp_path) - before}
