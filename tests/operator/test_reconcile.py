@@ -71,6 +71,27 @@ def test_a_start_that_takes_long_tells_where_the_pods_go_before_it_is_over() -> 
         assert world.condition("GangReady") == ("True", "Released")
 
 
+def test_a_start_that_never_gets_on_is_told_all_the_same() -> None:
+    """Somebody takes each pod away before it is let go."""
+    with World() as world:
+
+        def take(verb: str, kind: Kind, name: str) -> ApiError | None:
+            if (verb, kind) == ("patch", POD):
+                for pod in world.cluster.names(POD):
+                    world.cluster.remove(POD, pod)
+                world.deliver()
+            return None
+
+        key = world.apply(job())
+        world.cluster.refuses = take
+        for _ in range(10):
+            world.deliver()
+            assert world.reconcile(key) == 0
+            world.cluster.now_s += 1
+        assert world.condition("Placed") == ("True", "Placed")
+        assert world.condition("GangReady") == ("False", "CreatingPods")
+
+
 def test_a_start_asks_for_nothing_that_this_process_decided_itself() -> None:
     with World() as world:
         world.apply(job())

@@ -47,7 +47,9 @@ class JobMemory:
     decided_s: float = 0.0
     """How long the last decision took."""
     turn_s: float = 0.0
-    """When the last look at it began."""
+    """When the last look at it began, or the first of those whose steps were not told yet."""
+    is_untold: bool = False
+    """Steps were taken that go on, and no status tells of them yet."""
     rests_until_s: float = 0.0
     """When the job is looked at again at the soonest, by the timer of decisions."""
     status_s: float = 0.0

@@ -99,7 +99,8 @@ class Reconciler:
             self._memories.pop(key, None)
             return None
         memory = self._memory(job)
-        memory.turn_s = self._clock()
+        if not memory.is_untold:
+            memory.turn_s = self._clock()
         if not _is_over(job):
             await self._reader.read_attempt(job, memory)
             await self._reader.read_admission(job, memory, with_kueue=self._settings.with_kueue)
@@ -305,6 +306,7 @@ class Reconciler:
         # A clock may be set back.
         memory.status_s, memory.turn_s = min(memory.status_s, now_s), min(memory.turn_s, now_s)
         due_s = self._due_s(job, step, memory) - now_s
+        memory.is_untold = due_s > 0 and step.goes_on
         if due_s > 0:
             return due_s if again_s is None else min(again_s, due_s)
         if step.status != job.status:
