@@ -90,8 +90,13 @@ def _heading(job: JobRecord) -> Text:
         (job.name, "bold"),
         "  ",
         (status.phase, _STYLES[status.phase]),
-        f"  attempt {status.attempt}.{status.generation}, namespace {job.namespace}",
+        f"  {_attempt(job)}, namespace {job.namespace}",
     )
+
+
+def _attempt(job: JobRecord) -> str:
+    status = job.status
+    return f"attempt {status.attempt}.{status.generation}" if status.attempt else "no attempt yet"
 
 
 def _progress_bar(job: JobRecord, signs: Signs) -> Text:
@@ -315,7 +320,7 @@ def outcome_line(job: JobRecord) -> str:
     progress = job.status.progress
     done = f"  step {progress.step}/{progress.num_steps}" if progress.num_steps else ""
     return (
-        f"{job.name}  {job.status.phase}  attempt {job.status.attempt}.{job.status.generation}"
+        f"{job.name}  {job.status.phase}  {_attempt(job)}"
         f"  {counted(job.status.restarts, 'restart')}{done}"
     )
 

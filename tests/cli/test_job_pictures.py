@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from omni_cli.job_placement import Chart, placement_picture, placement_table, unit_name
 from omni_cli.job_read import EventRecord, JobRecord, PodRecord, time_of
 from omni_cli.job_timeline import BAR, entries, stage_bar, timeline_picture
-from omni_cli.job_view import Signs, advice, age, clock, seconds_left, status_picture
+from omni_cli.job_view import Signs, advice, age, clock, outcome_line, seconds_left, status_picture
 from omni_contract.placement import JobPlacement, PlacedPod
 from omni_contract.status import CONDITIONS, Incident
 from tests.cli.job_objects import (
@@ -212,6 +212,7 @@ def test_a_job_that_no_operator_looks_at_says_so_after_a_while() -> None:
     assert advice(job, time_of("2026-01-01T08:00:05Z")) is None
     said = advice(job, NOW)
     assert said is not None and "No operator has looked at it yet" in said
+    assert outcome_line(job).startswith("stamps  Pending  no attempt yet")
 
 
 def test_a_newer_spec_that_was_not_seen_says_so() -> None:

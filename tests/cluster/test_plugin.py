@@ -104,7 +104,7 @@ def placed(plugin: Plugin, uid: str) -> None:
 def test_a_job_is_looked_at(plugin: Plugin) -> None:
     assert "there is no job in namespace" in plugin.run("status", code=2)
     uid = plugin.create_job()["metadata"]["uid"]
-    assert "stamps  Pending  attempt 0.0" in plugin.run("status")
+    assert "stamps  Pending  no attempt yet" in plugin.run("status")
     plugin.set_status(running_status())
     placed(plugin, uid)
     event = {
