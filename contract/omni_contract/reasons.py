@@ -33,6 +33,7 @@ ConcernReason = Literal[
     "NodeTainted",
     "NoHeartbeat",
     "Shrunk",
+    "RecordUnreadable",
 ]
 """What is wrong and does not stop the job, or not yet."""
 SuspendedReason = Literal["Suspending", "Suspended", "Resumed"]

@@ -25,6 +25,7 @@ from omni_operator.render.pod import priority_class_of
 from omni_operator.settings import Settings
 from omni_operator.state import JobKey, JobState, Observed
 from omni_operator.status.conditions import significance
+from omni_operator.status.life import tell_unreadable
 from omni_operator.watch.observe import StatusError
 from omni_operator.watch.view import View
 
@@ -38,6 +39,10 @@ _NUM_TIDIED: Final = 8
 _NUM_STEPS: Final = 4
 """Steps of one job that follow at once, at most: making pods, letting them go and telling so are
 three. All jobs that wait are placed before any of them makes pods."""
+_PAUSE_S: Final = 1.0
+"""After as many steps that led nowhere."""
+_UNREADABLE_S: Final = 60.0
+"""What could not be read is read again this much later."""
 _WORDS_S: Final = 5.0
 """Words alone go into a status at most this often: while 500 pods start they change 500 times."""
 
@@ -102,7 +107,10 @@ class Reconciler:
         if not memory.is_untold:
             memory.turn_s = self._clock()
         if not _is_over(job):
-            await self._reader.read_attempt(job, memory)
+            try:
+                await self._reader.read_attempt(job, memory)
+            except ValueError as exc:
+                return await self._tell_unreadable(key, memory, str(exc))
             await self._reader.read_admission(job, memory, with_kueue=self._settings.with_kueue)
             # A clock may be set back.
             is_due = not 0 <= self._clock() - memory.lease_s < self._settings.progress_poll_s
@@ -126,10 +134,21 @@ class Reconciler:
             decided = self._decide(key)
             if decided is not None and decided[1].is_transition:
                 break
+        else:
+            again_s = _PAUSE_S  # Somebody takes away what it makes.
         if again_s != 0:
             # It waits for events: of hundreds of pods more come than can be looked at one by one.
             memory.rests_until_s = self._timer() + _REST * memory.decided_s
         return again_s
+
+    async def _tell_unreadable(self, key: JobKey, memory: JobMemory, message: str) -> float:
+        """Say that nobody looks after a job of which something cannot be read."""
+        _LOG.warning("A job cannot be looked after. job=%s error=%s", key, message)
+        observed = self._observe(key)
+        if observed is not None:
+            status = tell_unreadable(observed.job.status, observed, message)
+            await self._report(observed.job, Step(status=status), memory)
+        return _UNREADABLE_S
 
     async def _catch_up(self, key: JobKey) -> JobState | None:
         """The job, at least as new as its pods: while another process leads already, they belong to

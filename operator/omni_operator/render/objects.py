@@ -4,7 +4,7 @@ import base64
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from omni_contract.names import (
     DATA_PORT,
@@ -21,6 +21,10 @@ from omni_operator.render.names import Object, ObjectNames, metadata
 from omni_operator.state import JobState
 
 D = TypeVar("D")
+
+_WAY_OUT: Final = (
+    "run the version of the operator that wrote it, or delete the ConfigMap and restart the job"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +103,11 @@ def _read(parse: Callable[[str], D], document: str, raw: Mapping[str, Any]) -> D
         return parse(unpack(document, pieces))
     except KeyError:
         raise ValueError(
-            f"ConfigMap {name}: no key of binaryData begins with {document}.gz; delete the "
-            "ConfigMap and restart the job"
+            f"ConfigMap {name}: no key of binaryData begins with {document}.gz; {_WAY_OUT}"
         ) from None
     except (OSError, EOFError, ValueError, zlib.error) as exc:  # all but ValueError: gzip's
         raise ValueError(
-            f"ConfigMap {name}: {document} cannot be read: {exc}; delete the ConfigMap and restart "
-            "the job"
+            f"ConfigMap {name}: {document} cannot be read: {exc}; {_WAY_OUT}"
         ) from None
 
 

@@ -145,6 +145,13 @@ def release_gang(status: JobStatus, observed: Observed) -> JobStatus:
     return _tell(status, observed, ("GangReady", True, "Released", said))
 
 
+def tell_unreadable(status: JobStatus, observed: Observed, message: str) -> JobStatus:
+    """Its plan or placement cannot be read. Pods that run go on, and what befalls them is not
+    seen."""
+    said = f"the operator does nothing about the job: {message}"
+    return _tell(status, observed, ("Degraded", True, "RecordUnreadable", said))
+
+
 def suspend(status: JobStatus, observed: Observed, *, num_left: int) -> JobStatus:
     """The job is being suspended, or is, once no pod is left. Suspended time does not count."""
     why = "spec.suspend is true"
