@@ -113,8 +113,8 @@ def error_of(stderr: str) -> KubectlError:
     if PLURAL in said and re.search(r"doesn't have a resource type|could not find", said):
         return KubectlError(
             f"this cluster knows no {KIND}: the operator is not installed there. Install it "
-            "(helm install megascale-omni charts/megascale-omni), or choose another cluster with "
-            "--context"
+            "(helm install omni charts/megascale-omni --namespace omni-system --create-namespace), "
+            "or choose another cluster with --context"
         )
     if "(NotFound)" in said:
         return NotFoundError(said)

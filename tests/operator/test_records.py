@@ -46,6 +46,21 @@ def test_a_job_of_which_something_cannot_be_read_says_so_and_how_to_go_on(kind: 
         assert world.condition("Degraded") == ("False", "Healthy")
 
 
+def test_a_job_that_is_over_and_of_which_nothing_can_be_read_says_what_to_mend() -> None:
+    with World() as world:
+        world.apply(job())
+        world.pass_s(5)
+        world.complete()
+        world.pass_s(5)
+        assert world.status().phase == "Completed"
+        (plan,) = [name for name in world.cluster.names(CONFIG_MAP) if "-plan-" in name]
+        world.cluster.change(CONFIG_MAP, plan, lambda raw: raw.update(binaryData={}))
+        world.edit("stamps", lambda raw: raw["spec"]["resources"].update(nodes=-1))
+        world.restart()
+        world.pass_s(5)
+        assert world.condition("Accepted") == ("False", "InvalidSpec")
+
+
 def placements(world: World) -> list[str]:
     """Attempts of which a placement is kept."""
     names = [name for name in world.cluster.names(CONFIG_MAP) if "-placement-" in name]

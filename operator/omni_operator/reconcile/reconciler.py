@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -118,7 +119,9 @@ class Reconciler:
                 await self._read_progress(job)
             await self._have_judged(job, memory)
         elif not (job.is_deleting or is_valid(job)):
-            await self._reader.read_plan(job)  # It is cleaned up by the spec that it ran by.
+            # It is cleaned up by the spec that it ran by, if anybody can read that.
+            with suppress(ValueError):
+                await self._reader.read_plan(job)
         decided = self._decide(key)
         if decided is not None and decided[1].is_transition and await self._look_closer(decided[0]):
             decided = self._decide(key)
