@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _TICK_S = 0.05
 _END_S = 5.0
 """Time for the service to end after SIGTERM."""
+_READ_S = 1.0
+"""Time for the last lines of a dead service; a process that it left behind may hold the pipe."""
 _SHIP_S = 10.0
 """Time for the last lines to reach the store then."""
 _MINUTE_S = 60.0
@@ -69,10 +71,11 @@ class _Service:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.reader.join(_READ_S)
 
     def last_words(self) -> str:
         """What an ended service said last."""
-        self.reader.join(1)
+        self.reader.join(_READ_S)
         return self.last_line.removeprefix("error: ") or "it said nothing"
 
     def _pass_on(self) -> None:

@@ -1,7 +1,8 @@
 """Ships the logs of a pod to the job's store while it lives, so that they outlive it.
 
 Looks at the log files every few seconds and writes what is new. Whatever the store does, nobody
-waits for this thread, and neither disk nor store ever holds more than `Limits` says.
+waits for this thread. Each look brings the disk back to what `Limits` says, and the store where it
+may delete.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -49,12 +50,15 @@ class Limits:
     first_blocks: int = 4
     """Of each log that stay when older ones go: versions and settings are told first."""
     attempts: int = 20
-    """Newest ones of the job that stay in the store."""
+    """Newest ones of the job that stay in the store, and of the pod on the node's disk."""
+    generations: int = 20
+    """Newest ones of an attempt that stay on the node's disk."""
     file_bytes: int = 16 << 20
     """Of one log on the node's disk, and most that is shipped of it at one look: the newest."""
     disk_bytes: int = 256 << 20
-    """Of all logs on the node's disk; of older ones the last `tail_bytes` stay beyond it."""
+    """Of all logs on the node's disk; each may have up to twice `tail_bytes` beyond it."""
     tail_bytes: int = 64 << 10
+    """Of a log that stay at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,22 @@ def choose_surplus(
     return doomed
 
 
+def choose_past(files: Collection[LogFile], *, attempts: int, generations: int) -> list[LogFile]:
+    """Which are older than so many attempts, or than so many generations of their attempt."""
+    newest = max((file.attempt for file in files), default=0)
+    newest_of: dict[int, int] = {}
+    for file in files:
+        newest_of[file.attempt] = max(newest_of.get(file.attempt, 0), file.generation or 0)
+    return [
+        file
+        for file in files
+        if file.attempt <= newest - attempts
+        or (
+            file.generation is not None and file.generation <= newest_of[file.attempt] - generations
+        )
+    ]
+
+
 class Shipper:
     """Ships the log files of one pod's run folder."""
 
@@ -142,6 +162,7 @@ class Shipper:
         self._limits = limits or Limits()
         self._store: Store | None = None
         self._attempts: dict[int, _Stored] = {}
+        self._cleaned_for = 0  # the attempt for which old ones were deleted
         self._away_since_s: float | None = None
         self._woken = threading.Event()
         self._is_silent = self._is_closing = False
@@ -189,13 +210,18 @@ class Shipper:
             for entry in os.scandir(self._logs):
                 file = LogFile.parse(entry.name)
                 if file is not None:
-                    found[file] = entry.stat()
+                    with contextlib.suppress(OSError):
+                        found[file] = entry.stat()
         return found
 
     def _ship(self, files: Mapping[LogFile, os.stat_result]) -> None:
-        attempts = sorted({file.attempt for file in files})
+        """The newest attempt first, since a store that refuses ends the look; deletes last, since
+        who may write may not always delete."""
+        unreadable: StorageError | None = None
+        attempts = sorted({file.attempt for file in files}, reverse=True)
         for attempt in attempts:
-            if attempt <= attempts[-1] - self._limits.attempts:
+            if attempt <= attempts[0] - self._limits.attempts:
+                self._attempts.pop(attempt, None)
                 continue
             of_attempt = {f: stat.st_size for f, stat in files.items() if f.attempt == attempt}
             stored = self._attempts.get(attempt)
@@ -205,9 +231,17 @@ class Shipper:
                     continue  # nobody has said yet which node of the plan this is
                 stored = self._look_up(attempt, nodes.pop())
                 self._attempts[attempt] = stored
-            grown = [self._ship_file(stored, file, size) for file, size in of_attempt.items()]
-            if any(grown):
-                self._drop_surplus(stored)
+            for file, size in of_attempt.items():
+                try:
+                    self._ship_file(stored, file, size)
+                except OSError as exc:
+                    why = f"{self._logs / file.name}: cannot be read ({exc.strerror})"
+                    unreadable = unreadable or StorageError(why)
+        for stored in self._attempts.values():
+            self._drop_surplus(stored)
+        self._delete_old_attempts()
+        if unreadable is not None:
+            raise unreadable
 
     def _look_up(self, attempt: int, node: int | None) -> _Stored:
         """What is stored already: by the container before this one. A missing bucket is an error
@@ -223,28 +257,30 @@ class Shipper:
                 stream = stored.stream(found.stream)
                 stream.blocks.append(block)
                 stream.end = block.end
-        if node == 0:
-            self._delete_old_attempts(store, attempt)
         return stored
 
-    def _delete_old_attempts(self, store: "Store", newest: int) -> None:
+    def _delete_old_attempts(self) -> None:
+        """Once in each attempt, by its first pod."""
+        newest = max((a for a, s in self._attempts.items() if s.place.node == 0), default=0)
+        if newest <= self._cleaned_for:
+            return
+        store = self._opened()
         for folder in store.list_folders(f"{self._uri}/{job_folder(self._job)}"):
             attempt = read_attempt(folder)
             if attempt is not None and attempt <= newest - self._limits.attempts:
                 store.delete_folder(f"{self._uri}/{attempt_folder(self._job, attempt)}")
+        self._cleaned_for = newest
 
-    def _ship_file(self, stored: _Stored, file: LogFile, size: int) -> bool:
-        """Whether there was anything."""
+    def _ship_file(self, stored: _Stored, file: LogFile, size: int) -> None:
         stream = stored.stream(file.stream)
         if size < stream.end:  # the pod was made anew under its old name, and its disk with it
             self._delete(stored, [(stream, block) for block in stream.blocks])
             stream.end = 0
         if size == stream.end:
-            return False
+            return
         with (self._logs / file.name).open("rb", buffering=0) as log:
             while stream.end < size:
                 self._ship_block(stored, stream, log.fileno(), size)
-        return True
 
     def _ship_block(self, stored: _Stored, stream: _Stream, file: int, size: int) -> None:
         """The newest block with what was added to it, or the next one."""
@@ -289,18 +325,24 @@ class Shipper:
         return self._store
 
     def _free_disk(self, files: Mapping[LogFile, os.stat_result]) -> None:
-        left = self._limits.disk_bytes
-        for file, stat in sorted(files.items(), key=lambda item: item[1].st_mtime, reverse=True):
-            kept = max(min(left, self._limits.file_bytes), self._limits.tail_bytes)
+        limits = self._limits
+        past = choose_past(files, attempts=limits.attempts, generations=limits.generations)
+        for file in past:
+            with contextlib.suppress(OSError):
+                (self._logs / file.name).unlink()
+        left = limits.disk_bytes
+        kept_files = [(file, stat) for file, stat in files.items() if file not in past]
+        for file, stat in sorted(kept_files, key=lambda item: item[1].st_mtime, reverse=True):
+            kept = max(min(left, limits.file_bytes), limits.tail_bytes)
             used = stat.st_blocks * 512
-            if used > kept + self._limits.tail_bytes:
+            if used > kept + limits.tail_bytes:
                 punch(self._logs / file.name, stat.st_size - kept)
             left = max(left - min(used, kept), 0)
 
     def _note_away(self, why: str) -> None:
         if self._away_since_s is None:
             self._away_since_s = time.monotonic()
-            self._say(f"the logs of this pod are not stored for now: {why}")
+            self._say(f"logs of this pod are not stored for now: {why}")
 
     def _note_back(self) -> None:
         if self._away_since_s is not None:

@@ -103,29 +103,18 @@ class Store:
         happens where a wrong address must be told at once.
         """
         access_key, secret_key = keys or (None, None)
-        session = boto3.Session(
-            region_name=spec.region,
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
-        )
-        if session.get_credentials() is None:
-            raise StorageError(
-                "S3: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "AWS_PROFILE with a profile of ~/.aws"
+        with _settings_errors(spec):
+            session = boto3.Session(
+                region_name=spec.region,
+                aws_access_key_id=access_key,
+                aws_secret_access_key=secret_key,
             )
-        config = botocore.config.Config(
-            retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-            connect_timeout=5,
-            read_timeout=60,
-            max_pool_connections=32,
-        )
-        client: S3Client = session.client("s3", endpoint_url=spec.endpoint, config=config)
-        if not _is_aws(client.meta.endpoint_url):
-            # S3-compatible servers rarely have a DNS name per bucket.
-            path_style = botocore.config.Config(s3={"addressing_style": "path"})
-            client = session.client(
-                "s3", endpoint_url=client.meta.endpoint_url, config=config.merge(path_style)
-            )
+            if session.get_credentials() is None:
+                raise StorageError(
+                    "S3: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                    "AWS_PROFILE with a profile of ~/.aws"
+                )
+            client = _open_client(session, spec.endpoint)
         return cls(client, session, outage_s=outage_s)
 
     @property
@@ -390,6 +379,40 @@ class Store:
             return StorageError(f"{uri}: {self.endpoint} has no space left ({text})")
         first_line = (text.strip() or type(exc).__name__).splitlines()[0]
         return StorageError(f"{uri}: {self.endpoint} refused: {first_line}")
+
+
+@contextmanager
+def _settings_errors(spec: StorageSpec) -> Iterator[None]:
+    """Settings of the job or of the AWS chain that cannot be, as sentences."""
+    try:
+        yield
+    except botocore.exceptions.BotoCoreError as exc:
+        raise StorageError(
+            f"S3: {exc}; mend AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws or "
+            "storage.region"
+        ) from None
+    except ValueError as exc:
+        endpoint = f"storage.endpoint: {spec.endpoint}" if spec.endpoint else "AWS_ENDPOINT_URL"
+        raise StorageError(
+            f"{endpoint}: this is no address of a server ({exc}); write it as http://HOST:PORT"
+        ) from None
+
+
+def _open_client(session: boto3.Session, endpoint: str | None) -> "S3Client":
+    config = botocore.config.Config(
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        connect_timeout=5,
+        read_timeout=60,
+        max_pool_connections=32,
+    )
+    client: S3Client = session.client("s3", endpoint_url=endpoint, config=config)
+    if _is_aws(client.meta.endpoint_url):
+        return client
+    # S3-compatible servers rarely have a DNS name per bucket.
+    path_style = botocore.config.Config(s3={"addressing_style": "path"})
+    return session.client(
+        "s3", endpoint_url=client.meta.endpoint_url, config=config.merge(path_style)
+    )
 
 
 def _is_aws(endpoint: str) -> bool:

@@ -1,6 +1,7 @@
 """The data container of a pod: it starts the service, starts it again, and says when to give up."""
 
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,31 @@ def test_the_last_words_of_a_container_are_stored_before_it_ends(
     reader = LogReader(s3, bucket, "pod")
     (stream,) = reader.find(Wanted(node=1, container="data"))
     assert b"".join(reader.read(p.block) for p in stream.parts).decode() == container.log
+
+
+def test_what_is_read_after_the_end_of_the_service_is_stored(
+    start: Any, uri: str, s3: Store, bucket: str
+) -> None:
+    container = start(saved_to(bucket, plan_of(uri)), 0, "--ship-every=0.2")
+    until(lambda: "serving socket=" in container.log, "service", lambda: container.log)
+    reader = LogReader(s3, bucket, "pod")
+
+    def stored() -> str:
+        try:
+            (stream,) = reader.find(Wanted(container="data"))
+        except NotStoredError:
+            return ""
+        return b"".join(reader.read(part.block) for part in stream.parts).decode()
+
+    until(lambda: "serving socket=" in stored(), "log", lambda: container.log)
+    service = service_of(container)
+    with open(f"/proc/{service.pid}/fd/2", "w") as stderr:  # as a child of the service has it
+        container.process.terminate()
+        service.wait(20)
+        time.sleep(0.2)  # a container that waits for the service alone has looked a last time
+        stderr.write("last words\n")
+    assert container.process.wait(20) == Exit.INTERRUPTED
+    assert stored().endswith("last words\n")
 
 
 def test_a_spare_serves_nobody_until_it_gets_a_node(start: Any, uri: str) -> None:

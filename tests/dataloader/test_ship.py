@@ -6,11 +6,13 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from omni_cli.local_s3 import LocalS3
+from omni_contract.errors import StorageError
 from omni_contract.log_store import LogBlock, LogFile, job_folder
 from omni_contract.spec_data import StorageSpec
 from omni_dataloader.ship import Block, Limits, Shipper, choose_surplus, punch
@@ -45,6 +47,24 @@ class Pod:
         with (self.logs / name).open("ab") as file:
             file.write(data)
         self.written[name] = self.written.get(name, b"") + data
+
+
+class MiserlyStore(Store):
+    """Takes so many writes, and deletes nothing."""
+
+    writes_left = 1000
+
+    def write(self, uri: str, data: bytes) -> None:
+        if not self.writes_left:
+            raise StorageError(f"{uri}: the store is full")
+        self.writes_left -= 1
+        super().write(uri, data)
+
+    def delete(self, uri: str) -> None:
+        raise StorageError(f"{uri}: must not be deleted")
+
+    def delete_folder(self, uri: str) -> None:
+        self.delete(uri)
 
 
 @pytest.fixture
@@ -212,6 +232,52 @@ def test_logs_are_stored_when_the_store_is_back(
     assert capsys.readouterr().err == ""
 
 
+def test_a_log_that_cannot_be_read_holds_no_other_up(pod: Pod, s3: Store, capsys: Capture) -> None:
+    shipper = pod.shipper()
+    for attempt in (1, 2):
+        pod.write(f"trainer-0.{attempt}.log", b"line\n")
+        (pod.logs / f"rank-1.{attempt}.0.log").symlink_to("nowhere")
+        pod.write(f"rank-0.{attempt}.0.log", b"line\n")
+        with (pod.logs / f"rank-2.{attempt}.0.log").open("wb") as hole:
+            hole.truncate(1 << 20)
+        pod.write(f"rank-3.{attempt}.0.log", b"line\n")
+    for _ in range(2):
+        shipper.look()
+        assert stored(s3, pod.uri) == pod.written
+        for attempt in (1, 2):
+            pod.write(f"rank-0.{attempt}.0.log", b"more\n")
+    said = capsys.readouterr().err
+    assert said.count("not stored for now") == 1
+    assert f"{pod.logs / 'rank-2.2.0.log'}: cannot be read (No such device" in said
+
+
+def test_a_store_that_lets_nobody_delete_gets_the_logs(
+    pod: Pod, s3: Store, capsys: Capture
+) -> None:
+    pod.limits = replace(SMALL, attempts=3, stored_bytes=1 << 17)
+    past = replace(pod, logs=pod.logs.with_name("past"), written={})
+    past.write("trainer-1.1.log", b"line\n")
+    past.shipper(f"{JOB}-1-1").look()
+    pod.open_store = partial(MiserlyStore.open, StorageSpec())
+    shipper = pod.shipper()
+    for _ in range(2):
+        for attempt in (4, 5):
+            pod.write(f"trainer-0.{attempt}.log", os.urandom(300_000))
+        shipper.look()
+        assert stored(s3, pod.uri) == past.written | pod.written
+    assert "must not be deleted" in capsys.readouterr().err
+
+
+def test_the_newest_attempt_is_stored_first(pod: Pod, s3: Store) -> None:
+    store = MiserlyStore.open(StorageSpec())
+    store.writes_left = 1
+    pod.open_store = lambda: store
+    for attempt in (1, 2, 3):
+        pod.write(f"trainer-0.{attempt}.log", b"line\n")
+    pod.shipper().look()
+    assert set(stored(s3, pod.uri)) == {"trainer-0.3.log"}
+
+
 def test_a_bucket_that_is_not_there_is_not_made(pod: Pod, s3: Store, capsys: Capture) -> None:
     """The trainer tells its user of the wrong name, unless somebody made it right."""
     pod.uri = "s3://no-such-bucket/run"
@@ -284,6 +350,29 @@ def test_logs_of_old_generations_leave_the_disk_first(pod: Pod) -> None:
     used = [path.stat().st_blocks * 512 for path in paths]
     assert all(size <= 3 * pod.limits.tail_bytes for size in used[:3])
     assert min(used[-2:]) >= 900_000
+
+
+@pytest.mark.parametrize("is_store_there", [True, False], ids=["store", "no store"])
+def test_logs_long_past_leave_the_disk(is_store_there: bool, pod: Pod, s3: Store) -> None:
+    def away() -> Store:
+        raise StorageError("the store is away")
+
+    pod.limits = replace(SMALL, attempts=3, generations=2)
+    pod.open_store = pod.open_store if is_store_there else away
+    shipper = pod.shipper()
+    for attempt in range(1, 6):
+        pod.write(f"trainer-0.{attempt}.log", b"line\n")
+        pod.write(f"rank-0.{attempt}.0.log", b"line\n")
+        shipper.look()
+    for generation in range(1, 4):
+        pod.write(f"rank-0.5.{generation}.log", b"line\n")
+        shipper.look()
+    assert {path.name for path in pod.logs.iterdir()} == {
+        "trainer-0.3.log", "trainer-0.4.log", "trainer-0.5.log",
+        "rank-0.3.0.log", "rank-0.4.0.log", "rank-0.5.2.log", "rank-0.5.3.log",
+    }  # fmt: skip
+    if is_store_there:
+        assert {f"rank-0.5.{generation}.log" for generation in range(4)} <= set(stored(s3, pod.uri))
 
 
 def test_the_first_pod_of_an_attempt_deletes_those_long_past(pod: Pod, s3: Store) -> None:

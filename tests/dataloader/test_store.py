@@ -1,6 +1,7 @@
 """The door to S3: ranges come back as asked, failures as one sentence with a way out."""
 
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -111,12 +112,58 @@ def test_wrong_keys_are_refused(s3: Store, bucket: str) -> None:
             use()
 
 
-def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+@pytest.fixture
+def empty_chain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """The standard AWS chain finds nothing but what a test sets."""
+    for name in (
+        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"AWS_PROFILE": "nobody"}, r"^S3: .*profile \(nobody\).*; mend AWS_PROFILE"),
+        ({"AWS_ACCESS_KEY_ID": "a"}, r"^S3: .*missing: AWS_SECRET_ACCESS_KEY; mend AWS_PROFILE"),
+    ],
+    ids=["profile", "half a key"],
+)
+def test_credentials_that_cannot_be(
+    env: Mapping[str, str], words: str, empty_chain: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        empty_chain.setenv(name, value)
+    with pytest.raises(StorageError, match=words):
+        Store.open(StorageSpec(endpoint="http://127.0.0.1:9"))
+
+
+@pytest.mark.usefixtures("empty_chain")
+@pytest.mark.parametrize("endpoint", ["http://my_store:9000", "http://store name:9000"])
+def test_an_endpoint_that_cannot_be(endpoint: str) -> None:
+    words = f"^storage.endpoint: {endpoint}: this is no address of .*; write it as http://HOST:PORT"
+    with pytest.raises(StorageError, match=words):
+        Store.open(StorageSpec(endpoint=endpoint), keys=("a", "b"))
+
+
+def test_an_endpoint_of_the_chain_that_cannot_be(empty_chain: pytest.MonkeyPatch) -> None:
+    empty_chain.setenv("AWS_ENDPOINT_URL", "store:9000")
+    with pytest.raises(StorageError, match="^AWS_ENDPOINT_URL: this is no address .*store:9000"):
+        Store.open(StorageSpec(), keys=("a", "b"))
+
+
+def test_a_region_that_cannot_be() -> None:
+    spec = StorageSpec(endpoint="http://127.0.0.1:9", region="the moon")
+    with pytest.raises(StorageError, match="^S3: .*'the moon'.*storage.region"):
+        Store.open(spec, keys=("a", "b"))
+
+
+@pytest.mark.usefixtures("empty_chain")
+def test_no_credentials_at_all() -> None:
     with pytest.raises(StorageError, match="no credentials found; set AWS_ACCESS_KEY_ID"):
         Store.open(StorageSpec(endpoint="http://127.0.0.1:9"))
 
