@@ -5,6 +5,7 @@ whoever asks needs no keys and no way to the store.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from omni_cli.job_log_reader import read_log_reader
 from omni_cli.job_read import JobRecord, PodRecord, read_pods
 from omni_cli.kubectl import Kubectl, KubectlError, NotReachedError
 from omni_contract import names
 from omni_contract.errors import OmniError
-from omni_contract.log_store import LOG_READER_FILE, job_folder
 from omni_contract.names import Exit
 
 _START_S: Final = 120.0
@@ -88,10 +89,16 @@ def choose_pod(pods: Sequence[PodRecord], request: Request) -> PodRecord | None:
     attempt has one log for all of them, and the store has them apart."""
     if request.rank is not None:
         return None
-    there = [
-        pod for pod in pods if pod.index == request.node and request.attempt in (None, pod.attempt)
-    ]
+    there = [pod for pod in pods if pod.index == request.node]
+    if request.attempt is not None:
+        there = [pod for pod in there if pod.attempt == request.attempt == _born(pod)]
     return max(there, key=lambda pod: pod.attempt, default=None)
+
+
+def _born(pod: PodRecord) -> int | None:
+    """The attempt that a pod was made for, which its name ends with, before its index."""
+    found = re.fullmatch(r".*-(\d+)-\d+", pod.name)
+    return None if found is None else int(found[1])
 
 
 def _show_there(kubectl: Kubectl, request: Request, *arguments: str) -> int:
@@ -137,7 +144,7 @@ def reader_command(job: JobRecord, request: Request) -> list[str]:
 @contextmanager
 def _reader_pod(kubectl: Kubectl, job: JobRecord) -> Iterator[str]:
     """A pod that can read the store of the job, for as long as it is needed."""
-    manifest = _read_manifest(kubectl, job)
+    manifest = read_log_reader(kubectl, job)
     label = f"--selector={names.LABEL_LOG_READER}={job.uid}"
     # Left by somebody whose machine went away: it has ended by itself.
     kubectl.run("delete", "pods", label, "--field-selector=status.phase=Succeeded", "--wait=false")
@@ -149,25 +156,6 @@ def _reader_pod(kubectl: Kubectl, job: JobRecord) -> Iterator[str]:
         yield name
     finally:
         kubectl.run("delete", "pod", name, "--wait=false", "--ignore-not-found")
-
-
-def _read_manifest(kubectl: Kubectl, job: JobRecord) -> dict[str, Any]:
-    """The pod as the operator left it with the newest placement."""
-    label = f"--selector={names.LABEL_JOB_UID}={job.uid}"
-    found = [
-        (item["metadata"]["creationTimestamp"], item["data"][LOG_READER_FILE])
-        for item in kubectl.get("configmaps", label)["items"]
-        if LOG_READER_FILE in (item.get("data") or {})
-    ]
-    if not found:
-        uri = (job.spec.get("checkpoint") or {}).get("uri", "spec.checkpoint.uri")
-        folder = job_folder(names.base_name(job.name, job.uid))
-        raise OmniError(
-            f"no pod of job {job.name} runs, and its placement, which says how to make one that "
-            f"reads its logs, is gone; any S3 client finds them in {uri}/{folder}/"
-        )
-    manifest: dict[str, Any] = json.loads(max(found)[1])
-    return manifest
 
 
 def _wait_until_running(kubectl: Kubectl, name: str) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from omni_contract import names
-from omni_contract.log_store import LOG_READER_FILE
 from omni_contract.packed import pack
 from omni_contract.placement import JobPlacement, PlacedPod
+from omni_operator.render.log_reader import with_log_reader
+from omni_operator.render.objects import render_placement
 from tests.contract.jobs import DEMO
+from tests.operator.rendering import SETTINGS, job_state, place_on, plan_of
 
 Object = dict[str, Any]
 UID = "5d1ce0a2-0000-4000-8000-000000000001"
@@ -150,20 +152,24 @@ PLACEMENT = JobPlacement(
 )
 
 
-def placement_map(
-    placement: JobPlacement = PLACEMENT, *, reader: Object | None = None, time: str = T0
-) -> Object:
+def placement_map(placement: JobPlacement = PLACEMENT) -> Object:
     pieces = pack("placement.json", placement.model_dump_json())
     return {
         "kind": "ConfigMap",
         "metadata": {
             "name": f"stamps-5d1ce-placement-{placement.attempt}",
             "labels": {names.LABEL_JOB_UID: UID},
-            "creationTimestamp": time,
+            "creationTimestamp": T0,
         },
         "binaryData": {key: base64.b64encode(piece).decode() for key, piece in pieces.items()},
-        **({} if reader is None else {"data": {LOG_READER_FILE: json.dumps(reader)}}),
     }
+
+
+def log_reader_map(raw: Object = DEMO, *, attempt: int = 2) -> Object:
+    """The ConfigMap of a placement as the operator writes it for a job, with its log reader."""
+    job, plan = job_state(raw, namespace="train", uid=UID), plan_of(raw)
+    placement = place_on(job, plan, attempt=attempt)
+    return with_log_reader(render_placement(job, placement), job, plan, placement, SETTINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +206,12 @@ class FakeKubectl:
     def refuse(self, stderr: str, verb: str = "") -> None:
         """Fail every call, or those with a verb, with these words."""
         (self.folder / f"refusal{verb and '-'}{verb}.txt").write_text(stderr)
+
+    @property
+    def pods(self) -> list[Object]:
+        """The pods that are there."""
+        objects = json.loads((self.folder / "objects.json").read_text())
+        return [one for one in objects if one["kind"] == "Pod"]
 
     def start_pods_as(self, status: Object) -> None:
         """What becomes of a pod that is created; without it it runs."""

@@ -17,7 +17,7 @@ from tests.cli.job_objects import (
     FakeKubectl,
     a_job,
     a_pod,
-    placement_map,
+    log_reader_map,
     running_status,
 )
 
@@ -28,12 +28,6 @@ PODS = [
     a_pod("stamps-5d1ce-1-1", 1),
     a_pod("stamps-5d1ce-1-2", None),
 ]
-READER: dict[str, Any] = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"generateName": "stamps-5d1ce-logs-", "labels": {LABEL_LOG_READER: UID}},
-    "spec": {"containers": [{"name": "data", "image": "x"}]},
-}
 READS = [
     "--", "python", "-m", "omni_dataloader.read_logs", "--job=stamps-5d1ce",
 ]  # fmt: skip
@@ -66,7 +60,7 @@ def verbs(kubectl: FakeKubectl) -> list[str]:
             ["logs", "stamps-5d1ce-1-1", "--tail=5", "--container=data", "--follow"],
         ),
         (["--previous-attempt"], ["logs", "stamps-5d1ce-1-0", "--container=trainer"]),
-        (["--attempt", "2", "--node=1"], ["logs", "stamps-5d1ce-1-1", "--container=trainer"]),
+        (["--attempt", "2"], ["logs", "stamps-5d1ce-2-0", "--container=trainer"]),
         (
             ["--all"],
             [
@@ -94,11 +88,12 @@ def test_the_log_of_a_pod_that_is_there_is_kubectls(
     ("arguments", "pod", "asked"),
     [
         ("--attempt=1 --node=1", "1-1", "--node=1 --container=trainer --attempt=1"),
+        ("--attempt=2 --node=1", "1-1", "--node=1 --container=trainer --attempt=2"),
         ("--previous-attempt --node=1", "1-1", "--node=1 --container=trainer --attempt=1"),
         ("--node=7 -c data", "2-0", "--node=7 --container=data"),
         ("--rank=9 --tail=3", "2-0", "--node=0 --container=trainer --rank=9 --tail=3"),
     ],
-    ids=["lived-on", "previous", "gone", "rank"],
+    ids=["lived-on", "lives-on", "previous", "gone", "rank"],
 )
 def test_what_no_pod_has_is_read_from_the_store_in_one_of_the_job(
     arguments: str, pod: str, asked: str, kubectl: FakeKubectl, capfd: Capture
@@ -147,8 +142,7 @@ def test_a_stored_log_is_followed_for_as_long_as_somebody_waits(kubectl: FakeKub
 
 
 def test_where_no_pod_runs_one_is_made_and_goes_again(kubectl: FakeKubectl, capfd: Capture) -> None:
-    older = placement_map(reader={**READER, "spec": {}}, time="2025-12-31T23:00:00Z")
-    kubectl.serve(a_job(status=running_status()), older, placement_map(reader=READER), PODS[0])
+    kubectl.serve(a_job(status=running_status()), log_reader_map(), PODS[0])
     assert main(["logs", "--node=1"]) == 0
     assert verbs(kubectl) == ["delete", "create", "exec", "delete"]
     name = "stamps-5d1ce-logs-x7k2p"
@@ -172,7 +166,7 @@ def test_where_no_pod_runs_one_is_made_and_goes_again(kubectl: FakeKubectl, capf
 def test_a_pod_that_cannot_be_reached_is_not_the_only_one(
     words: str, kubectl: FakeKubectl, capfd: Capture
 ) -> None:
-    kubectl.serve(a_job(status=running_status()), *PODS[1:], placement_map(reader=READER))
+    kubectl.serve(a_job(status=running_status()), *PODS[1:], log_reader_map())
     kubectl.refuse(words, "exec")
     assert main(["logs", "--rank=0"]) == 2
     assert verbs(kubectl) == ["exec", "exec", "delete", "create", "exec", "delete"]
@@ -194,7 +188,7 @@ def test_a_pod_that_cannot_be_reached_is_not_the_only_one(
 def test_a_refusal_is_a_sentence_and_nothing_is_left(
     refusals: dict[str, str], says: str, kubectl: FakeKubectl, capsys: Capture
 ) -> None:
-    kubectl.serve(a_job(status=running_status()), placement_map(reader=READER))
+    kubectl.serve(a_job(status=running_status()), log_reader_map())
     for verb, words in refusals.items():
         kubectl.refuse(words, verb)
     assert main(["logs", "--attempt=7"]) == 2
@@ -222,7 +216,7 @@ def test_a_refusal_is_a_sentence_and_nothing_is_left(
 def test_a_pod_that_cannot_start_is_given_up_with_its_reason(
     status: dict[str, Any], says: str, kubectl: FakeKubectl, capsys: Capture
 ) -> None:
-    kubectl.serve(a_job(status=running_status()), placement_map(reader=READER))
+    kubectl.serve(a_job(status=running_status()), log_reader_map())
     kubectl.start_pods_as(status)
     assert main(["logs"]) == 2
     assert says in capsys.readouterr().err
@@ -230,7 +224,7 @@ def test_a_pod_that_cannot_start_is_given_up_with_its_reason(
 
 
 def test_the_pod_goes_when_the_user_does(kubectl: FakeKubectl) -> None:
-    kubectl.serve(a_job(status=running_status()), placement_map(reader=READER))
+    kubectl.serve(a_job(status=running_status()), log_reader_map())
     kubectl.start_pods_as({"phase": "Pending"})
     command = [sys.executable, "-m", "omni_cli.job", "logs"]
     with subprocess.Popen(command, env=os.environ | kubectl.environ) as process:
@@ -247,7 +241,11 @@ def test_the_pod_goes_when_the_user_does(kubectl: FakeKubectl) -> None:
 @pytest.mark.parametrize(
     ("arguments", "objects", "says"),
     [
-        ([], [], "is gone; any S3 client finds them in s3://omni/runs/stamps/logs/stamps-5d1ce/"),
+        (
+            [],
+            [],
+            "is gone. Any S3 client finds the logs in s3://omni/runs/stamps/logs/stamps-5d1ce/",
+        ),
         (["--all"], [], "has no pods now; without --all the logs that are stored are shown"),
     ],
     ids=["no-placement", "all"],
