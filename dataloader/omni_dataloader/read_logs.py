@@ -4,7 +4,6 @@
 """
 
 import argparse
-import contextlib
 import os
 import select
 import sys
@@ -16,7 +15,7 @@ from typing import BinaryIO, Final
 from pydantic import ValidationError
 
 from omni_contract import names
-from omni_contract.errors import OmniError, StorageError
+from omni_contract.errors import OmniError, StorageError, UnavailableError
 from omni_contract.log_store import (
     LogBlock,
     LogPlace,
@@ -197,7 +196,8 @@ class Printer:
                     self._write(_gap(part.block.offset - at))
                 self._write(data[max(at - part.block.offset, 0) :])
                 at = part.block.offset + len(data)
-            self._printed[stream.key] = at
+                # At once: where the next part cannot be read, this one is not printed again.
+                self._printed[stream.key] = at
         self._out.flush()
 
     def _print_title(self, stream: Stream) -> None:
@@ -289,12 +289,21 @@ def _print(reader: LogReader, wanted: Wanted, *, tail: int | None, follow: bool)
     if tail is not None and tail >= 0:
         printer.skip_to_tail(streams, tail)
     printer.print_new(streams)
+    is_away = False
     while follow:
         # Whoever asked holds our input open: nobody would else end this where they go away.
         if select.select([sys.stdin], [], [], POLL_S)[0] and not os.read(0, 4096):
             return
-        with contextlib.suppress(NotStoredError):  # an attempt has begun, this node has not
+        try:
             printer.print_new(reader.find(wanted))
+        except NotStoredError:
+            is_away = False  # an attempt has begun, this node has not
+        except UnavailableError as exc:
+            if not is_away:
+                print(f"{exc} Still trying.", file=sys.stderr, flush=True)
+            is_away = True
+        else:
+            is_away = False
 
 
 def _parser() -> argparse.ArgumentParser:

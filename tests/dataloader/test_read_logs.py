@@ -1,5 +1,6 @@
 """What `kubectl mmtj logs` runs in the cluster: stored logs come back, or it says which do."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.local_s3 import LocalS3
 from omni_contract import names
+from omni_contract.errors import UnavailableError
 from omni_contract.log_store import LogBlock, LogPlace
 from omni_contract.packed import pack
 from omni_contract.plan import JobPlan
-from omni_dataloader.read_logs import LogReader, Wanted, main
+from omni_dataloader.read_logs import LogReader, Printer, Wanted, main
 from omni_dataloader.store import Store
+from tests.fakes.forwarder import forwarding
 from tests.fakes.sidecar_client import fake_plan
+from tests.trainer.test_rendezvous import free_address
 
 JOB = "stamps-5d1ce"
 Capture = pytest.CaptureFixture[bytes]
@@ -162,3 +167,48 @@ def test_a_reader_that_follows_ends_with_whoever_asked(
         begin_s = time.monotonic()
         assert process.wait(10) == 0
         assert time.monotonic() - begin_s < 5
+
+
+def test_a_log_is_followed_through_an_outage_of_the_store(
+    logs: Logs, s3_env: Mapping[str, str], s3_server: LocalS3
+) -> None:
+    port, server = free_address().port, int(s3_server.endpoint.rpartition(":")[2])
+    endpoint = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}"}
+    command = [sys.executable, "-m", "omni_dataloader.read_logs", *logs.arguments("--follow")]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, env={**os.environ, **s3_env, **endpoint}, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stderr is not None
+        with forwarding(port, to=server):
+            assert process.stdout.readline() == b"anew\n"
+        said = process.stderr.readline().decode()
+        assert "cannot be reached" in said and said.endswith("Still trying.\n")
+        logs.add("trainer", (0, b"anew\nand on\n"), attempt=3)
+        with forwarding(port, to=server):
+            assert process.stdout.readline() == b"and on\n"
+            process.stdin.close()
+            assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_what_was_printed_before_an_outage_is_not_printed_again(logs: Logs) -> None:
+    class Away(LogReader):
+        """A store that answers twice, and then not once."""
+
+        num_reads = 0
+
+        def read(self, block: LogBlock) -> bytes:
+            self.num_reads += 1
+            if self.num_reads == 3:
+                raise UnavailableError("away")
+            return super().read(block)
+
+    reader, out = Away(logs.store, logs.uri, JOB), io.BytesIO()
+    printer, streams = Printer(reader, out), reader.find(Wanted(attempt=1))
+    with pytest.raises(UnavailableError):
+        printer.print_new(streams)
+    printer.print_new(streams)
+    assert out.getvalue() == b"one\ntwo\nthree\nfour\n"
