@@ -37,14 +37,6 @@ REFUSED = (
 )
 
 
-@pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
-    fake = FakeKubectl.install(tmp_path)
-    for name, value in fake.environ.items():
-        monkeypatch.setenv(name, value)
-    return fake
-
-
 def said_on_failure(arguments: list[str], capsys: Capture) -> str:
     assert main(arguments) == 2
     said = capsys.readouterr()

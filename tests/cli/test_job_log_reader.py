@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,14 +35,6 @@ TEMPLATE: Object = {
 }
 STORAGE = {"credentialsSecret": "omni-s3"}
 SAYS_MUCH = DEMO | {"spec": DEMO["spec"] | {"podTemplate": TEMPLATE, "storage": STORAGE}}
-
-
-@pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
-    fake = FakeKubectl.install(tmp_path)
-    for name, value in fake.environ.items():
-        monkeypatch.setenv(name, value)
-    return fake
 
 
 def reader_of(config_map: Object) -> Object:

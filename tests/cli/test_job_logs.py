@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,14 +34,6 @@ NOT_YOURS = (
     'Error from server (Forbidden): error when creating "STDIN": pods is forbidden: User "eve" '
     'cannot create resource "pods" in API group "" in the namespace "train"'
 )
-
-
-@pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
-    fake = FakeKubectl.install(tmp_path)
-    for name, value in fake.environ.items():
-        monkeypatch.setenv(name, value)
-    return fake
 
 
 def verbs(kubectl: FakeKubectl) -> list[str]:
