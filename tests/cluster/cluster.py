@@ -41,7 +41,9 @@ class Cluster:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         self.api.create("/api/v1/namespaces", body)
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        wait_for(lambda: self.api.exists(account), f"service account of {name}", every_s=0.05)
+        # After the API server was away, controllers wait for up to a minute before they watch again.
+        what = f"service account of {name}"
+        wait_for(lambda: self.api.exists(account), what, timeout_s=90, every_s=0.05)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60) -> str:
         """Run kubectl as the administrator and return what it printed; raises where it fails."""
