@@ -41,7 +41,7 @@ class Cluster:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         self.api.create("/api/v1/namespaces", body)
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        # After the API server was away, controllers wait for up to a minute before they watch again.
+        # After the API server was away, controllers may wait for a minute before they watch again.
         what = f"service account of {name}"
         wait_for(lambda: self.api.exists(account), what, timeout_s=90, every_s=0.05)
 
