@@ -63,7 +63,16 @@ EVERYTHING: Final[dict[str, Any]] = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Training"}},
     "openTelemetry": {"endpoint": "http://collector:4318", "headersSecret": {"name": "otlp"}},
-    "objectStore": {"enabled": True, "namespaces": ["default"]},
+    "topologySpreadConstraints": [
+        {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+    "objectStore": {
+        "enabled": True,
+        "namespaces": ["default"],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"key": "control", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    },
 }
 VARIANTS: Final = {
     "as it is": {},

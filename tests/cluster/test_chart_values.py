@@ -56,6 +56,10 @@ CHANGES: Final[dict[str, tuple[Any, str]]] = {
     "nodeSelector": ({"a": "b"}, "Deployment spec.template.spec.nodeSelector.a: b"),
     "tolerations": ([{"key": "a"}], "Deployment spec.template.spec.tolerations[0].key: a"),
     "affinity": ({"nodeAffinity": {"a": "b"}}, "affinity.nodeAffinity.a: b"),
+    "topologySpreadConstraints": (
+        [{"topologyKey": "zone"}],
+        "topologySpreadConstraints[0].labelSelector.matchLabels.app.kubernetes.io/instance: omni",
+    ),
     "podAnnotations": ({"a": "b"}, "Deployment spec.template.metadata.annotations.a: b"),
     "podLabels": ({"a": "b"}, "Deployment spec.template.metadata.labels.a: b"),
     "extraEnv": ([{"name": "A", "value": "b"}], "env[0].name: A"),
@@ -91,6 +95,9 @@ CHANGES: Final[dict[str, tuple[Any, str]]] = {
     "objectStore.resources.requests.cpu": ("9m", "StatefulSet"),
     "objectStore.resources.requests.memory": ("9Mi", "StatefulSet"),
     "objectStore.resources.limits.memory": ("9Gi", "StatefulSet"),
+    "objectStore.nodeSelector": ({"a": "b"}, "StatefulSet spec.template.spec.nodeSelector.a: b"),
+    "objectStore.tolerations": ([{"key": "a"}], "spec.template.spec.tolerations[0].key: a"),
+    "objectStore.affinity": ({"nodeAffinity": {"a": "b"}}, "affinity.nodeAffinity.a: b"),
 }
 """Another value for each, and what must be found in the lines that differ then."""
 JOB_POLICY: Final = {f"{POLICIES}.jobs.{name}" for name in ("egress", "objectStore.ports")} | {

@@ -13,6 +13,16 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* Of values that have both. */}}
+{{- define "omni.nodes" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "omni.pullSecrets" -}}
 {{- with .Values.pullSecrets -}}
 imagePullSecrets:
