@@ -1,1 +1,1 @@
-"""`make e2e`: a job on real nodes, broken in every way, held against one left alone."""
+"""A job on a real cluster that is broken in many ways and ends all the same: `make e2e`."""
