@@ -19,6 +19,7 @@ KUBE_PROXY: Final = "kube-proxy"
 SERVICES: Final = (CONTAINERD, KUBELET, KUBE_PROXY)
 
 _KUBELET_PORT: Final = 10250
+_KUBELET_ROOT: Final = Path("/var/lib/kubelet")
 _OWN: Final = Path("/var/lib/omni")
 """Where its settings are."""
 _START_S: Final = 30.0
@@ -107,6 +108,11 @@ class RealNode:
     def wait_until_not_ready(self, timeout_s: float = _READY_S) -> None:
         """Wait until the node controller noticed that it is lost."""
         self._nodes.wait_until_not_ready(self.name, timeout_s=timeout_s)
+
+    def volume(self, pod_uid: str, name: str) -> Path:
+        """An emptyDir of a pod on it, as the host sees it; gone when the pod is."""
+        pods = self._outside(_KUBELET_ROOT / "pods")
+        return pods / pod_uid / "volumes" / "kubernetes.io~empty-dir" / name
 
     def log(self, service: str) -> Path:
         """Where one of its services writes."""

@@ -1,21 +1,17 @@
 """However a cluster of real nodes ends, the machine is as it was."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cluster.api import wait_for
 from tests.cluster.chart import ROOT
-from tests.cluster.processes import ENV_MARK
-from tests.cluster.real import cgroups
-from tests.cluster.real.machine_init import KERNEL
+from tests.cluster.real.traces import traces
 
 _OWNER = """
 import time
@@ -28,27 +24,6 @@ with RealCluster(Path("state"), nodes=1) as cluster:
     print("up", flush=True)
     time.sleep(120)
 """
-_SHARED = ("/run/containerd", "/run/netns", "/var/lib/cni", "/var/lib/kubelet")
-
-
-def traces(state: Path) -> set[str]:
-    """What can be seen of clusters on this machine, and what they might change."""
-    found = {f"setting {key}={Path('/proc/sys', key).read_text()}" for key in KERNEL}
-    for kind, key in {"link": "ifname", "route": "dev"}.items():
-        listed = json.loads(subprocess.check_output(["ip", "-json", kind, "show"]))
-        found |= {f"{kind} {one}" for one in listed if one[key].startswith("omni")}
-    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    found |= {f"mount {line}" for line in mounts if str(state) in line}
-    found |= {f"cgroup {path}" for path in cgroups.ROOT.glob("**/omni*/")}
-    files = [
-        *state.glob("**/omni-cluster-*"),
-        *(path for one in _SHARED for path in Path(one).glob("*")),
-    ]
-    found |= {f"file {path}" for path in files}
-    for process in psutil.process_iter(["environ"]):
-        if (process.info["environ"] or {}).get(ENV_MARK, "").startswith(str(state)):
-            found.add(f"process {process.pid}")
-    return found
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
