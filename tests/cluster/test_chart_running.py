@@ -144,14 +144,25 @@ def written(store: Store, uri: str) -> bool:
     return True
 
 
-def test_the_keys_of_the_object_store_outlive_an_upgrade(cluster: Cluster, namespace: str) -> None:
+def test_keys_and_data_of_the_object_store_outlive_an_upgrade_and_an_install(
+    cluster: Cluster, namespace: str
+) -> None:
     where = (f"--namespace={namespace}", f"--kubeconfig={cluster.admin_kubeconfig}")
     jobs = f"{namespace[:50]}-jobs"
     cluster.create_namespace(jobs)
-    values = {"replicas": 1, "objectStore": {"enabled": True, "namespaces": [jobs]}}
+    store: dict[str, Any] = {"enabled": True, "namespaces": [jobs]}
+    values = {"replicas": 1, "objectStore": store}
+
+    def secret(where: str) -> str:
+        return f"/api/v1/namespaces/{where}/secrets/{STORE}"
 
     def keys(where: str) -> dict[str, str]:
-        return keys_in(cluster.api.get(f"/api/v1/namespaces/{where}/secrets/{STORE}"))
+        return keys_in(cluster.api.get(secret(where)))
+
+    def claim() -> str | None:
+        """UID of the volume claim."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/data-{STORE}-0"
+        return str(cluster.api.get(path)["metadata"]["uid"]) if cluster.api.exists(path) else None
 
     helm("install", RELEASE, str(CHART), *where, *set_values(values))
     made = keys(namespace)
@@ -161,8 +172,21 @@ def test_the_keys_of_the_object_store_outlive_an_upgrade(cluster: Cluster, names
     helm("upgrade", RELEASE, str(CHART), *where, *set_values(values | {"logLevel": "DEBUG"}))
     assert keys(namespace) == made and keys(jobs) == made
     assert cluster.api.get(stateful_set)["spec"] == before
+    wait_for(lambda: claim() is not None, "a volume claim")
+    kept = claim()
     helm("uninstall", RELEASE, *where)
-    assert not cluster.api.exists(f"/api/v1/namespaces/{jobs}/secrets/{STORE}")
+    assert not cluster.api.exists(stateful_set) and not cluster.api.exists(secret(jobs))
+    store["keep"] = False
+    helm("install", RELEASE, str(CHART), *where, *set_values(values))
+    assert keys(namespace) == made and keys(jobs) == made
+    assert claim() == kept
+    wait_for(
+        lambda: cluster.api.get(stateful_set)["status"].get("currentReplicas") == 1,
+        "the store's pod with the claim of before",
+    )
+    helm("uninstall", RELEASE, *where)
+    assert not cluster.api.exists(secret(namespace))
+    wait_for(lambda: claim() is None, "the end of the claim that is not to be kept", 60)
     cluster.api.delete(f"/api/v1/namespaces/{jobs}")
 
 

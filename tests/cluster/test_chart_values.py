@@ -92,6 +92,7 @@ CHANGES: Final[dict[str, tuple[Any, str]]] = {
     "objectStore.persistence.enabled": (False, "volumes[0].name: data"),
     "objectStore.persistence.size": ("9Gi", "resources.requests.storage: 9Gi"),
     "objectStore.persistence.storageClass": ("fast", "storageClassName: fast"),
+    "objectStore.keep": (False, "persistentVolumeClaimRetentionPolicy.whenDeleted: Delete"),
     "objectStore.resources.requests.cpu": ("9m", "StatefulSet"),
     "objectStore.resources.requests.memory": ("9Mi", "StatefulSet"),
     "objectStore.resources.limits.memory": ("9Gi", "StatefulSet"),
