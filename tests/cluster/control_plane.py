@@ -56,6 +56,8 @@ class Options:
     """Where the API server listens. Pods of real nodes need another than loopback."""
     kwok: bool = True
     """Whether KWOK plays the kubelets."""
+    state_dir: Path | None = None
+    """That the folder with its state, etcd's too, is made in; None: where temporary files go."""
 
     def __post_init__(self) -> None:
         if self.node_monitor_grace_s < 2 * self.heartbeat_s:
@@ -71,7 +73,7 @@ class ControlPlane(Cluster):
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
         """As given, or the usual ones."""
-        self.processes = Processes()
+        self.processes = Processes(self.options.state_dir)
         """What runs; `start` others here that must end with the control plane."""
 
     @property

@@ -72,9 +72,10 @@ def test_an_owner_that_was_killed_leaves_no_process_and_no_file() -> None:
     assert wait_for(lambda: not folder.exists(), "the folder gone", 10)
 
 
-def test_what_is_started_beside_the_control_plane_ends_with_it() -> None:
-    with ControlPlane(Options(audit=False)) as control_plane:
+def test_what_is_started_beside_the_control_plane_ends_with_it(tmp_path: Path) -> None:
+    with ControlPlane(Options(audit=False, state_dir=tmp_path)) as control_plane:
         processes = control_plane.processes
+        assert processes.folder.parent == tmp_path and (processes.folder / "etcd").is_dir()
         pid = processes.start("sleeper", ["sleep", "1000"])
         assert psutil.pid_exists(pid)
         assert not control_plane.audit_log.exists()

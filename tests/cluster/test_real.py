@@ -62,7 +62,34 @@ def test_missing_packages_are_named_once() -> None:
 
 def test_who_is_not_root_is_told_so() -> None:
     with pytest.raises(requirements.MissingRequirement, match="need root .* with sudo"):
-        requirements.require([], user_id=1000)
+        requirements.require(Path("/srv"), user_id=1000)
+
+
+def test_a_folder_of_programs_must_be_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNI_CLUSTER_BIN", str(tmp_path))
+    for program in (
+        "etcd",
+        "kubectl",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+    ):
+        (tmp_path / program).touch()
+    refusal = f"not built: coredns, kubelet, kube-proxy; put them into {tmp_path}"
+    with pytest.raises(requirements.MissingRequirement, match=refusal):
+        requirements.require_programs()
+    for program in ("coredns", "kubelet", "kube-proxy"):
+        (tmp_path / program).touch()
+    requirements.require_programs()
+
+
+def test_who_has_built_nothing_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMNI_CLUSTER_BIN", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(requirements.MissingRequirement, match="run `make cluster-bin REAL=1`"):
+        requirements.require_programs()
 
 
 def test_a_folder_that_nodes_would_not_see_is_refused() -> None:
@@ -144,6 +171,17 @@ def test_a_new_cgroup_gets_what_it_has_not_by_itself(tmp_path: Path) -> None:
     (v2.parent / "cgroup.controllers").write_text("cpu hugetlb memory pids\n")
     hand_down(v2)
     assert (v2.parent / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+
+
+def test_what_the_machine_hands_down_is_as_before_in_the_end(tmp_path: Path) -> None:
+    handed_down = tmp_path / "cgroup.subtree_control"
+    (tmp_path / "cgroup.controllers").write_text("cpu hugetlb memory pids\n")
+    handed_down.write_text("cpu\n")
+    with Processes() as processes:
+        make_cgroups(processes, "omni170", ["a"], tmp_path)
+        assert handed_down.read_text() == "+memory +pids"
+    assert handed_down.read_text() == "-memory -pids\n"
+    assert not (tmp_path / "omni170").exists()
 
 
 def test_without_cgroups_it_says_so(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ class RealCluster:
     """Context manager around the running cluster. All attributes are valid inside it.
 
     `archives` are the images that pods may use, beside a tiny one: files that `ctr images import`
-    reads. They are imported once, whatever the number of nodes. State goes below `state_dir`, by
-    default where temporary files go; the nodes say that they have `gpus`, and are of one rack.
+    reads. They are imported once, whatever the number of nodes. All state goes below
+    `state_dir`, by default where temporary files go. The nodes say that they have `gpus`, and are
+    of one rack.
     """
 
     def __init__(
@@ -52,11 +53,9 @@ class RealCluster:
         """By name."""
 
     def __enter__(self) -> Self:
-        folders = [Path(tempfile.gettempdir())]
         if self._state_dir is not None:
             self._state_dir.mkdir(parents=True, exist_ok=True)
-            folders.append(self._state_dir)
-        require(folders, user_id=os.geteuid())
+        require(self._state_dir or Path(tempfile.gettempdir()), user_id=os.geteuid())
         with contextlib.ExitStack() as stack:
             self._start(stack)
             self._stack = stack.pop_all()
@@ -98,6 +97,7 @@ class RealCluster:
             heartbeat_s=settings.HEARTBEAT_S,
             node_monitor_grace_s=settings.GRACE_S,
             patience_s=_PATIENCE_S,
+            state_dir=self._state_dir,
         )
         self.control_plane = stack.enter_context(ControlPlane(options))
         start_dns(processes, self.control_plane, network.gateway)

@@ -2,9 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from tests.cluster import binaries
 
 CNI_PLUGINS: Final = Path("/usr/lib/cni")
 """Where Debian's package puts them."""
@@ -28,6 +30,17 @@ _PACKAGES: Final = {
     str(CNI_PLUGINS / "host-local"): "containernetworking-plugins",
 }
 """Debian package of each program."""
+_PROGRAMS: Final = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "coredns",
+    "kubelet",
+    "kube-proxy",
+)
+"""That `make cluster-bin REAL=1` builds."""
 _HIDDEN: Final = (Path("/run"), Path("/var"))
 """Folders of which a node has its own."""
 
@@ -41,8 +54,8 @@ def missing_packages(has_program: Callable[[str], bool]) -> list[str]:
     return sorted({package for name, package in _PACKAGES.items() if not has_program(name)})
 
 
-def require(folders: Iterable[Path], *, user_id: int) -> None:
-    """Raise MissingRequirement where this machine lacks something; `folders`: where state goes."""
+def require(folder: Path, *, user_id: int) -> None:
+    """Raise MissingRequirement where this machine lacks something; `folder`: where state goes."""
     if user_id != 0:
         raise MissingRequirement(
             "real nodes need root for namespaces, mounts and cgroups: run this with sudo"
@@ -52,8 +65,19 @@ def require(folders: Iterable[Path], *, user_id: int) -> None:
             f"real nodes need programs that are not installed; on Debian and Ubuntu: "
             f"apt-get install --no-install-recommends {' '.join(missing)}"
         )
-    for folder in folders:
-        require_visible(folder)
+    require_programs()
+    require_visible(folder)
+
+
+def require_programs() -> None:
+    """Raise MissingRequirement where a program is not built that these clusters run."""
+    if missing := [program for program in _PROGRAMS if not _is_built(program)]:
+        folder = os.environ.get(binaries.ENV_FOLDER)
+        build = "run `make cluster-bin REAL=1`"
+        raise MissingRequirement(
+            f"real nodes need programs that are not built: {', '.join(missing)}; "
+            + (f"put them into {folder}, which {binaries.ENV_FOLDER} names" if folder else build)
+        )
 
 
 def require_visible(folder: Path) -> None:
@@ -64,6 +88,14 @@ def require_visible(folder: Path) -> None:
                 f"{folder}: a node has a {hidden} of its own and would not see this folder; "
                 f"use another, for temporary files by the variable TMPDIR"
             )
+
+
+def _is_built(program: str) -> bool:
+    try:
+        binaries.path(program)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _has_program(name: str) -> bool:
