@@ -8,9 +8,11 @@ from typing import Final, Literal
 
 from omni_contract.faults import Budget
 from omni_contract.spec_run import FaultClass, RestartAction
+from tests.e2e.cluster.record import Fault
 
-Pods = Literal["stay", "replaced"]
-"""Whether all pods of the job live on, or some make room for new ones."""
+Pods = Literal["stay", "one is new", "new"]
+"""Whether all pods of the job live on, or exactly one with ranks is another one afterwards, or at
+least one is (pods that share a reorder group go together)."""
 
 _F, _A = FaultClass, RestartAction
 
@@ -19,8 +21,8 @@ _F, _A = FaultClass, RestartAction
 class Expectation:
     """One fault and what must follow."""
 
-    name: str
-    """Of the injection."""
+    name: Fault
+    """What is injected."""
     title: str
     """In a few words, for people."""
     done: str
@@ -48,7 +50,7 @@ class Expectation:
 
 EXPECTED: Final = (
     Expectation(
-        name="rank-killed",
+        name=Fault.RANK_KILLED,
         title="a rank is killed",
         done="SIGKILL to the process of one rank",
         fault=_F.UNKNOWN,
@@ -57,16 +59,16 @@ EXPECTED: Final = (
         pods="stay",
     ),
     Expectation(
-        name="pod-deleted",
+        name=Fault.POD_DELETED,
         title="a pod is deleted",
         done="`kubectl delete pod` of a pod with ranks",
         fault=_F.POD_DELETED,
         action=_A.RESTART_GROUP,
         counter="infrastructure",
-        pods="replaced",
+        pods="new",
     ),
     Expectation(
-        name="sidecar-killed",
+        name=Fault.SIDECAR_KILLED,
         title="a data service is killed",
         done="SIGKILL to the first process of a pod's container `data`",
         # The kubelet starts the container again, the ranks wait for it and join it again. Only the
@@ -77,38 +79,38 @@ EXPECTED: Final = (
         pods="stay",
     ),
     Expectation(
-        name="node-partitioned",
+        name=Fault.NODE_CUT_OFF,
         title="the rendezvous host's node is cut off",
         done="the cable of the node with plan node 0 is pulled, and put back later",
         fault=_F.NODE_LOST,
         action=_A.REPLACE_POD,
         counter="infrastructure",
-        pods="replaced",
+        pods="one is new",
         partitions=True,
     ),
     Expectation(
-        name="node-cut-from-api",
+        name=Fault.API_CUT_OFF,
         title="that node is cut off from the API alone",
-        done="the node with plan node 0 loses the API server and keeps peers and S3; later healed",
-        # Its ranks train on, but neither kubelet nor progress Lease can say so.
+        done="the node with plan node 0 loses the API server alone; its ranks are stopped in a "
+        "save, and go on once the next attempt has claimed the run; healed later",
         fault=_F.NODE_LOST,
         action=_A.REPLACE_POD,
         counter="infrastructure",
-        pods="replaced",
+        pods="one is new",
         partitions=True,
     ),
     Expectation(
-        name="leader-killed-in-restart",
+        name=Fault.LEADER_KILLED,
         title="the operator is killed in a restart",
-        done="a pod with ranks is deleted; once the next attempt is written, so is the operator's "
-        "leader, without grace",
+        done="a pod with ranks is deleted; once the next attempt is written, SIGKILL to the "
+        "operator that leads",
         fault=_F.POD_DELETED,
         action=_A.RESTART_GROUP,
         counter="infrastructure",
-        pods="replaced",
+        pods="new",
     ),
     Expectation(
-        name="store-restarted",
+        name=Fault.STORE_RESTARTED,
         title="the S3 server restarts",
         done="SIGKILL to the S3 server; its container starts again with its data",
         # Reads are asked for again for 60 s, a save waits for ten minutes.
@@ -118,9 +120,9 @@ EXPECTED: Final = (
         pods="stay",
     ),
     Expectation(
-        name="chart-upgraded",
+        name=Fault.CHART_UPGRADED,
         title="the chart is upgraded",
-        done="`helm upgrade` with other values; both replicas of the operator are replaced",
+        done="`helm upgrade` with another log level; both replicas of the operator are replaced",
         fault=None,
         action=None,
         counter="none",
@@ -130,7 +132,7 @@ EXPECTED: Final = (
 """In the order in which they are injected."""
 
 
-def expectation_of(name: str) -> Expectation:
+def expectation_of(name: Fault) -> Expectation:
     """The row of an injection."""
     return next(row for row in EXPECTED if row.name == name)
 
