@@ -56,8 +56,8 @@ bench-operator: setup ## Measure the operator on 1,000 simulated nodes beside Jo
 	@$(MAKE) --no-print-directory cluster-bin PEERS=1
 	$(BIN)/python -m benchmarks.operator.main $(ARGS)
 
-dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16, or REAL=1)
-	$(BIN)/python -m tests.cluster.$(if $(REAL),real.)dev $(if $(NODES),--nodes=$(NODES)) $(if $(ARCHIVES),--archives=$(ARCHIVES))
+dev-cluster: cluster-bin ## Run such a control plane, with the operator, until Ctrl-C (NODES=16; REAL=1: real nodes)
+	$(BIN)/python -m tests.cluster.$(if $(REAL),real.)dev $(if $(NODES),--nodes=$(NODES)) $(if $(ARCHIVES),--archives=$(ARCHIVES)) $(if $(INSTALL),--install)
 
 images: ## Build the images with buildah, podman or docker (IMAGES="operator cli", BASE=, TAG=, ...: docs/images.md)
 	./images.sh

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.certificates import Certificate
 from tests.cluster.processes import Processes
-from tests.cluster.real import requirements, settings
+from tests.cluster.real import dev, requirements, settings
 from tests.cluster.real.cgroups import CgroupError, hand_down, hierarchies, make_cgroups
 from tests.cluster.real.images import TINY_IMAGE, share_images, write_tiny_image
 from tests.cluster.real.machine import cut_off
@@ -63,6 +63,27 @@ def test_missing_packages_are_named_once() -> None:
 def test_who_is_not_root_is_told_so() -> None:
     with pytest.raises(requirements.MissingRequirement, match="need root .* with sudo"):
         requirements.require(Path("/srv"), user_id=1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["--install"], "--install: its pods need images; name their folder by --archives"),
+        (["--archives=."], "`make images ARCHIVE=.` makes some"),
+    ],
+)
+def test_an_install_by_hand_needs_images(
+    arguments: list[str],
+    refusal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        dev.main(arguments)
+    assert ended.value.code == 2
+    assert refusal in capsys.readouterr().err
 
 
 def test_a_folder_of_programs_must_be_complete(

@@ -1,4 +1,4 @@
-"""Real nodes for people, until Ctrl-C; with images also the operator and an S3 server on them."""
+"""Real nodes for people, until Ctrl-C; if asked, with the operator and an S3 server on them."""
 
 import argparse
 import contextlib
@@ -17,36 +17,49 @@ from tests.cluster.real.cluster import RealCluster
 from tests.cluster.real.requirements import MissingRequirement
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run until Ctrl-C or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster.real.dev", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--gpus", type=int, default=8, help="that each node says it has")
-    parser.add_argument(
-        "--archives", type=Path, help="folder with image archives (*.tar); the chart is installed"
-    )
-    arguments = parser.parse_args()
-    archives = sorted(arguments.archives.glob("*.tar")) if arguments.archives else []
-    if arguments.archives and not archives:
-        sys.exit(
-            f"--archives: {arguments.archives} has no *.tar; `make images ARCHIVE=...` makes some"
-        )
+    options = _parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         try:
             _run(
-                RealCluster(nodes=arguments.nodes, gpus=arguments.gpus, archives=archives), archives
+                RealCluster(nodes=options.nodes, gpus=options.gpus, archives=options.archives),
+                options,
             )
         except MissingRequirement as exc:
             sys.exit(str(exc))
 
 
-def _run(cluster: RealCluster, archives: Sequence[Path]) -> None:
-    names = [archive.name for archive in archives] or ["none, so no chart is installed"]
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.real.dev", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--gpus", type=int, default=8, help="that each node says it has")
+    parser.add_argument(
+        "--archives", type=_archives, default=[], help="folder with image archives (*.tar)"
+    )
+    parser.add_argument("--install", action="store_true", help="the chart, with values-dev.yaml")
+    options = parser.parse_args(arguments)
+    if options.install and not options.archives:
+        parser.error("--install: its pods need images; name their folder by --archives")
+    return options
+
+
+def _archives(folder: str) -> list[Path]:
+    found = sorted(Path(folder).glob("*.tar"))
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{folder} has no *.tar; `make images ARCHIVE={folder}` makes some"
+        )
+    return found
+
+
+def _run(cluster: RealCluster, options: argparse.Namespace) -> None:
+    names = [archive.name for archive in options.archives] or ["none"]
     print(f"Starting. Image archives: {', '.join(names)}", flush=True)
     with cluster:
         print(f"{len(cluster.nodes)} real nodes are Ready: {', '.join(cluster.nodes)}")
-        if archives:
+        if options.install:
             _install_chart(cluster)
         print("In another terminal, as root:\n")
         print(f"  export KUBECONFIG={cluster.control_plane.admin_kubeconfig}")
@@ -54,6 +67,8 @@ def _run(cluster: RealCluster, archives: Sequence[Path]) -> None:
         folders.append(Path(sys.executable).parent)
         print(f"  export PATH={':'.join(map(str, folders))}:$PATH")
         print("  kubectl get nodes,pods --all-namespaces\n")
+        if not options.install:
+            print("Nothing is installed. docs/install.md says how, also for such a cluster.")
         print("Ctrl-C ends and removes all of it.", flush=True)
         while True:
             time.sleep(1)
