@@ -366,8 +366,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "pod-deleted: its incident tells nothing of terminate, schedule, start, firstStep",
     ),
     "stages-that-are-not-true": (
-        lambda r: each_look(r, lambda s: with_incident(s, 0, seconds={"firstStep": 30.0})),
-        "rank-killed: its incident tells of the first step 35.0 s after the fault",
+        lambda r: each_look(r, lambda s: with_incident(s, 0, seconds={"firstStep": 33.0})),
+        "rank-killed: its incident tells of the first step 38.0 s after the fault",
     ),
     "a-fault-seen-for-longer-than-it-was-there": (
         lambda r: each_look(

@@ -142,9 +142,10 @@ def _timeline(
     picture = pictures.timeline(record, windows, summary.faults, done)
     return _section(
         "What happened",
-        "Bars are pods on their nodes, coloured by the attempt that they belong to; the number in "
-        "a bar is the pod's place in the plan, pale bars are spares, hatched ones are being "
-        "deleted. Below, the step of each attempt: where it falls back, steps were done again.",
+        "The first row is the job's phase, green while it runs. Bars below are pods on their "
+        "nodes, coloured by the attempt that they belong to; the number in a bar is the pod's "
+        "place in the plan, pale bars are spares, hatched ones are being deleted. Last, the steps "
+        "of each attempt: where a line begins below the one before, steps were done again.",
         f'{legend}<div class="wide">{picture}</div>',
     )
 
