@@ -30,6 +30,7 @@ from omni_operator.api import (
     Refused,
 )
 from omni_operator.kinds import Kind, kind_of
+from omni_operator.settings import SetupError
 
 FIELD_MANAGER: Final = "megascale-omni"
 """Owner of the fields that the operator applies."""
@@ -61,7 +62,7 @@ class Access:
     @classmethod
     async def find(cls) -> Self:
         """From the files that KUBECONFIG names, else the pod's service account, else
-        ~/.kube/config. Raises LookupError."""
+        ~/.kube/config. Raises SetupError."""
         configuration = Configuration()
         try:
             if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -71,7 +72,7 @@ class Access:
                     config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
                 )
         except (ConfigException, OSError) as exc:
-            raise LookupError(
+            raise SetupError(
                 f"no way to reach a Kubernetes API server: {exc}; set KUBECONFIG to a kubeconfig "
                 "file, or run in a pod with a service account"
             ) from exc

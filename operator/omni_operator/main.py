@@ -1,7 +1,8 @@
-"""Runs the operator: `python -m omni_operator.main`. The only door to kopf, which watches the
-cluster and calls nothing but the view."""
+"""Runs the operator: `python -m omni_operator.main`. The only door to kopf, which watches jobs and
+calls nothing but the view."""
 
 import asyncio
+import functools
 import gc
 import itertools
 import logging
@@ -19,14 +20,16 @@ import kopf
 
 from omni_operator.api import ApiError, ApiUnavailable
 from omni_operator.cluster import Access, Cluster
-from omni_operator.kinds import JOB, WORKLOAD, Kind
+from omni_operator.kinds import JOB, NODE, POD, WORKLOAD, Kind
 from omni_operator.options import Options, parse
 from omni_operator.process.health import Answer, Pulse, serve
 from omni_operator.process.leader import WATCHED, Leader
 from omni_operator.process.lease import Elector, LeaseLost
 from omni_operator.process.queue import Queue
 from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.settings import SetupError
 from omni_operator.telemetry import Telemetry, load_metric_exporter, load_span_exporter
+from omni_operator.watch.follow import Follower
 from omni_operator.watch.view import View
 
 _LOG: Final = logging.getLogger("omni_operator")
@@ -34,6 +37,8 @@ _IDLE_S: Final = 180.0
 _LAG_S: Final = 10.0
 _ENDING_S: Final = 3.0
 _RETRY_S: Final = 2.0
+_MANY: Final = (POD, NODE)
+"""Kinds that change too often for kopf."""
 _SERVED_BY: Final = {
     JOB: "apply the CRD",
     WORKLOAD: "install Kueue 0.15 or newer, or start without --with-kueue (chart value "
@@ -185,7 +190,7 @@ class Operator:
             # A new one each time: kopf logs in again after a 401, and closes the one before.
             return kopf.AiohttpSession(server=self._access.server, aiohttp_session=open_session())
 
-        def feed(kind: Kind) -> None:
+        def feed_by_kopf(kind: Kind) -> None:
             @kopf.on.event(
                 group=kind.group, version=kind.version, plural=kind.plural, registry=registry
             )
@@ -194,10 +199,22 @@ class Operator:
                     leader.see(kind, event["type"], event["object"])
 
         for kind in self._watched:
-            feed(kind)
-        return await kopf.spawn_tasks(
+            if kind not in _MANY:
+                feed_by_kopf(kind)
+        tasks = await kopf.spawn_tasks(
             registry=registry, settings=_kopf_settings(), standalone=True, clusterwide=True
         )
+        session = open_session()
+        followers = [
+            Follower(
+                kind,
+                session=session,
+                server=self._access.server,
+                see=functools.partial(leader.see, kind),
+            )
+            for kind in _MANY
+        ]
+        return [*tasks, *(asyncio.create_task(one.follow()) for one in followers)]
 
     async def _authorize(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -296,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
         return asyncio.run(_run(options))
-    except (ApiError, LeaseLost, LookupError) as exc:
+    except (ApiError, LeaseLost, SetupError) as exc:
         _LOG.error("The operator ends. error=%s", exc)
         return 1
 

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 
+class SetupError(Exception):
+    """The process cannot run with what its environment or its files say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Options of one operator process."""

@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from omni_contract.spec_run import RestartAction
 from omni_contract.status import STAGES, Incident, JobStatus, read_time
+from omni_operator.settings import SetupError
 from omni_operator.state import JobState
 
 _SCOPE: Final = "omni_operator"
@@ -40,7 +41,7 @@ _LONG_S: Final = (0.1, 0.3, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 
 def load_span_exporter(env: Mapping[str, str]) -> SpanExporter | None:
     """Where traces go: OTEL_TRACES_EXPORTER names an exporter. Left out, it is `otlp`, over HTTP,
-    where an endpoint is given. Raises LookupError.
+    where an endpoint is given. Raises SetupError.
 
     What else the exporter wants to know, it takes from the environment of the process.
     """
@@ -67,7 +68,7 @@ def _load(env: Mapping[str, str], signal: str) -> Any:
     found = next(iter(entry_points(group=group, name=installed)), None)
     if found is None:
         others = {entry.name for entry in entry_points(group=group)} - {_OTLP_OVER_HTTP}
-        raise LookupError(
+        raise SetupError(
             f"{variable}: no exporter {name!r} is installed; use one of "
             f"{', '.join(sorted({_OTLP, *others}))} or none, or add its package to the image"
         )

@@ -16,6 +16,10 @@ class WatchServer:
         self._objects = objects
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._port = 0
+        self.asked: list[Mapping[str, str]] = []
+        """Query of each request."""
+        self.refusal: int | None = None
+        """HTTP status of the next answer to a watch, which is no watch then."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -29,8 +33,12 @@ class WatchServer:
     ) -> None:
         await self.stop()
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     def url(self, plural: str) -> str:
-        return f"http://127.0.0.1:{self._port}/api/v1/{plural}"
+        return f"{self.address}/api/v1/{plural}"
 
     def say(self, line: bytes | None) -> None:
         """Send a line to a watch, or end it."""
@@ -60,12 +68,16 @@ class WatchServer:
         return pages
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
         if "watch" not in request.query:
             objects = self._objects[request.match_info["plural"]]
             at = int(request.query.get("continue", "0"))
             more = str(at + 1) if at + 1 < len(objects) else ""
             meta = {"resourceVersion": "77", "continue": more}
             return web.json_response({"items": objects[at : at + 1], "metadata": meta})
+        if self.refusal is not None:
+            status, self.refusal = self.refusal, None
+            return web.Response(status=status)
         response = web.StreamResponse()
         await response.prepare(request)
         while (line := await self._said.get()) is not None:

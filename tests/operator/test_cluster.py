@@ -21,6 +21,7 @@ from omni_operator.api import (
 )
 from omni_operator.cluster import Access, Cluster
 from omni_operator.kinds import CONFIG_MAP, POD
+from omni_operator.settings import SetupError
 
 Answers = Sequence[tuple[int, dict[str, Any] | str]]
 OK = (200, {"kind": "ConfigMap"})
@@ -242,5 +243,5 @@ def test_without_any_way_in_the_error_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere/kubeconfig")
-    with pytest.raises(LookupError, match="set KUBECONFIG to a kubeconfig file"):
+    with pytest.raises(SetupError, match="set KUBECONFIG to a kubeconfig file"):
         asyncio.run(Access.find())

@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
 from omni_contract.status import STAGES, JobStatus
+from omni_operator.settings import SetupError
 from omni_operator.telemetry import Telemetry, load_metric_exporter, load_span_exporter
 from tests.operator.otlp import Receiver
 from tests.operator.test_telemetry import incident, job_with, with_incidents
@@ -62,7 +63,7 @@ def test_the_page_for_prometheus_needs_no_exporter() -> None:
 @LOADERS
 def test_an_exporter_that_is_not_installed_is_explained(load: Load, signal: str) -> None:
     said = f"OTEL_{signal}_EXPORTER: no exporter 'smoke' is installed; use one of console, otlp"
-    with pytest.raises(LookupError, match=said):
+    with pytest.raises(SetupError, match=said):
         load({f"OTEL_{signal}_EXPORTER": "smoke"})
 
 
