@@ -140,6 +140,7 @@ def test_gated_pods_run_where_the_patch_says_and_are_told_of_later_attempts(
         assert refused.value.status == 422
     pods.wait_until_running(*targets)
     assert {name: pods.get(name)["spec"]["nodeName"] for name in targets} == targets
+    assert not any("managedFields" in pods.get(name)["metadata"] for name in targets)
     name = placement.pods[1].name
     operations = annotation_patch(read_pod(pods.get(name)), {ANNOTATION_ATTEMPT: "2"})
     changed_pod = cluster.api.patch(POD.path(restricted, name), operations, kind="json")
