@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -304,8 +304,8 @@ def _training_breaches(
     steps = set(range(1, record.num_steps + 1))
     for name, found in (("undisturbed job", wanted), ("job", history)):
         if found.keys() != steps:
-            wrong = sorted(found.keys() ^ steps)
-            yield f"the {name} did not do steps 1 to {record.num_steps}, see {_list(wrong)}"
+            wrong = _in_short(found.keys() ^ steps)
+            yield f"the {name} did not do steps 1 to {record.num_steps} and no others: {wrong}"
     for step, one in wanted.items():
         if not one.samples or not math.isfinite(one.loss):
             yield f"the undisturbed job has no samples, or no finite loss, at step {step}"
@@ -320,8 +320,7 @@ def _training_breaches(
             yield f"step {step} consumed other samples, or in another order, than undisturbed"
     for one in done:
         # One that was done again may have lost what some ranks had yet to write.
-        planned = Counter(wanted[one.step].samples if one.step in wanted else ())
-        if Counter(one.samples) - planned:
+        if one.step in wanted and Counter(one.samples) - Counter(wanted[one.step].samples):
             yield f"step {one.step} of {_dotted(one.pair)} consumed samples that are not its own"
     reached = 0
     for of_pair in sorted(record.steps, key=lambda s: (s.attempt, s.generation)):
@@ -359,6 +358,17 @@ def _dotted(pair: Pair) -> str:
 
 def _list(parts: Sequence[object]) -> str:
     return ", ".join(map(str, parts)) if parts else "none"
+
+
+def _in_short(steps: Iterable[int]) -> str:
+    """Steps, each row of them as its first and last."""
+    rows: list[list[int]] = []
+    for step in sorted(steps):
+        if rows and step == rows[-1][-1] + 1:
+            rows[-1] = [rows[-1][0], step]
+        else:
+            rows.append([step])
+    return _list([" to ".join(map(str, row)) for row in rows])
 
 
 def _seconds(span_s: float) -> float:
