@@ -16,6 +16,9 @@ LOG_FOLDER: Final = "logs"
 LOG_READER_FILE: Final = "log-reader.json"
 """In the ConfigMap of a placement: a pod that can read the job's logs in its store."""
 
+NOTICE: Final = "note: "
+"""What a reader of stored logs says on stderr begins with it where it does not end the reader."""
+
 Kind = Literal["trainer", "data", "nursery", "rank"]
 
 _FILE = re.compile(r"(trainer|data|nursery|rank)-(\d+|spare)\.(\d+)(?:\.(\d+))?\.log")

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from omni_contract import names
 from omni_contract.errors import OmniError, StorageError, UnavailableError
 from omni_contract.log_store import (
+    NOTICE,
     LogBlock,
     LogPlace,
     attempt_folder,
@@ -300,10 +301,17 @@ def _print(reader: LogReader, wanted: Wanted, *, tail: int | None, follow: bool)
             is_away = False  # an attempt has begun, this node has not
         except UnavailableError as exc:
             if not is_away:
-                print(f"{exc} Still trying.", file=sys.stderr, flush=True)
+                _note(f"{exc} Still trying.")
             is_away = True
         else:
+            if is_away:
+                _note("the object store answers again")
             is_away = False
+
+
+def _note(words: str) -> None:
+    """Tell whoever waits what delays it."""
+    print(f"{NOTICE}{words}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

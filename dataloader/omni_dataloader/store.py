@@ -370,13 +370,13 @@ class Store:
                 f"{uri}: {self.endpoint} cannot be reached; is it up, and is storage.endpoint "
                 "(or AWS_ENDPOINT_URL) right?"
             )
-        if code == "InternalError":  # all that SeaweedFS says then
-            return StorageError(
-                f"{uri}: {self.endpoint} answers InternalError however often it is asked; is the "
-                "disk of the server full?"
-            )
         if status == 507 or any(words in text.lower() for words in _NO_SPACE):
             return StorageError(f"{uri}: {self.endpoint} has no space left ({text})")
+        if status >= 500:  # also while a server starts; SeaweedFS says no more of a full disk
+            return UnavailableError(
+                f"{uri}: {self.endpoint} answers {code or status} however often it is asked; does "
+                "it just start, or is the disk of the server full?"
+            )
         first_line = (text.strip() or type(exc).__name__).splitlines()[0]
         return StorageError(f"{uri}: {self.endpoint} refused: {first_line}")
 

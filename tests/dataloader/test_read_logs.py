@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ import pytest
 from omni_cli.local_s3 import LocalS3
 from omni_contract import names
 from omni_contract.errors import UnavailableError
-from omni_contract.log_store import LogBlock, LogPlace
+from omni_contract.log_store import NOTICE, LogBlock, LogPlace
 from omni_contract.packed import pack
 from omni_contract.plan import JobPlan
 from omni_dataloader.read_logs import LogReader, Printer, Wanted, main
 from omni_dataloader.store import Store
 from tests.fakes.forwarder import forwarding
+from tests.fakes.refusing_s3 import RefusingS3
 from tests.fakes.sidecar_client import fake_plan
 from tests.trainer.test_rendezvous import free_address
 
@@ -169,8 +171,17 @@ def test_a_reader_that_follows_ends_with_whoever_asked(
         assert time.monotonic() - begin_s < 5
 
 
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(None, "cannot be reached"), (503, "answers 503 however often")],
+    ids=["away", "in-trouble"],
+)
 def test_a_log_is_followed_through_an_outage_of_the_store(
-    logs: Logs, s3_env: Mapping[str, str], s3_server: LocalS3
+    status: int | None,
+    says: str,
+    logs: Logs,
+    s3_env: Mapping[str, str],
+    s3_server: LocalS3,
 ) -> None:
     port, server = free_address().port, int(s3_server.endpoint.rpartition(":")[2])
     endpoint = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}"}
@@ -184,14 +195,27 @@ def test_a_log_is_followed_through_an_outage_of_the_store(
         assert process.stderr is not None
         with forwarding(port, to=server):
             assert process.stdout.readline() == b"anew\n"
-        said = process.stderr.readline().decode()
-        assert "cannot be reached" in said and said.endswith("Still trying.\n")
+        with trouble(port, status):
+            said = process.stderr.readline().decode()
+            assert said.startswith(NOTICE)
+            assert says in said and said.endswith("Still trying.\n")
         logs.add("trainer", (0, b"anew\nand on\n"), attempt=3)
         with forwarding(port, to=server):
             assert process.stdout.readline() == b"and on\n"
             process.stdin.close()
             assert process.wait(30) == 0
-        assert process.stderr.read() == b""
+        assert process.stderr.read().decode() == f"{NOTICE}the object store answers again\n"
+
+
+@contextmanager
+def trouble(port: int, status: int | None) -> Iterator[None]:
+    """The store answers with this status, or not at all."""
+    if status is None:
+        yield
+        return
+    refusing = RefusingS3(status=status, code=str(status))
+    with refusing, forwarding(port, to=int(refusing.endpoint.rpartition(":")[2])):
+        yield
 
 
 def test_what_was_printed_before_an_outage_is_not_printed_again(logs: Logs) -> None:

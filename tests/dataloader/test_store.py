@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from omni_cli.local_s3 import is_port_free
-from omni_contract.errors import StorageError
+from omni_contract.errors import StorageError, UnavailableError
 from omni_contract.spec_data import StorageSpec
 from omni_dataloader.store import Store, coalesce, split_uri
+from tests.fakes.refusing_s3 import RefusingS3
 
 DATA = bytes(range(256)) * 4096
 
@@ -175,6 +176,26 @@ def test_a_server_that_is_not_there() -> None:
     for use in (lambda: store.read("s3://b/a"), lambda: store.read_ranges("s3://b/a", [(0, 1)])):
         with pytest.raises(StorageError, match=f"127.0.0.1:{port} cannot be reached"):
             use()
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (503, "ServiceUnavailable")])
+def test_a_server_in_trouble_is_an_outage_that_may_pass(status: int, code: str) -> None:
+    """One that starts says so for a while; whose fault it is decides about restarts."""
+    with RefusingS3(status=status, code=code) as server:
+        spec = StorageSpec(endpoint=server.endpoint)
+        store = Store.open(spec, keys=("a", "b"), outage_s=0.5)
+        with pytest.raises(UnavailableError, match=f"answers {code} however often"):
+            store.read("s3://b/a")
+        with pytest.raises(UnavailableError, match=f"answers {status} however often"):
+            store.read_ranges("s3://b/a", [(0, 1)])
+
+
+def test_a_full_server_is_no_outage() -> None:
+    with RefusingS3(status=507, code="XMinioStorageFull") as server:
+        store = Store.open(StorageSpec(endpoint=server.endpoint), keys=("a", "b"))
+        with pytest.raises(StorageError, match="has no space left") as refused:
+            store.write("s3://b/a", b"1")
+    assert not isinstance(refused.value, UnavailableError)
 
 
 def test_a_read_outlives_a_short_outage() -> None:
