@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 PROJECTS := contract planner operator dataloader trainer cli
 PACKAGES := $(foreach project,$(PROJECTS),$(project)/omni_$(project))
 
-.PHONY: setup demo test cluster-bin test-cluster test-real chaos-operator bench-operator dev-cluster images lint verify manifests clean help
+.PHONY: setup demo test cluster-bin test-cluster test-real e2e chaos-operator bench-operator dev-cluster images lint verify manifests clean help
 
 setup: $(STAMP) ## Install everything into .venv (under 2 s when nothing changed)
 
@@ -49,6 +49,11 @@ test-real: setup ## Test real nodes on this machine; as root, with the packages 
 	@$(MAKE) --no-print-directory cluster-bin REAL=1
 	$(BIN)/python -m pytest tests/cluster/real
 
+e2e: setup ## Break a job on real nodes in many ways, and judge it; as root, report in out/e2e (ARCHIVES=images)
+	@$(MAKE) --no-print-directory cluster-bin REAL=1
+	$(if $(ARCHIVES),,@$(MAKE) --no-print-directory images ARCHIVE=out/e2e/images)
+	$(BIN)/python -m tests.e2e.cluster.main --archives=$(or $(ARCHIVES),out/e2e/images) $(ARGS)
+
 chaos-operator: cluster-bin ## Break everything at random under many jobs for MINUTES=30 (SEED=n); logs in out/chaos
 	$(BIN)/python -m tests.cluster.chaos $(if $(MINUTES),--minutes=$(MINUTES)) $(if $(SEED),--seed=$(SEED))
 
@@ -79,4 +84,4 @@ clean: ## Remove what the other targets wrote, but keep .venv
 	find $(PROJECTS) benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
