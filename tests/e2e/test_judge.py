@@ -478,3 +478,12 @@ def test_samples_are_counted_that_are_lost_and_that_are_repeated(record: Record)
 
 def test_a_loss_by_the_last_bit_is_not_equal(record: Record) -> None:
     assert not summarize(undisturbed_loss(record, 50, _ULP)).loss_equal_to_undisturbed
+
+
+def test_without_a_restart_steps_count_once_what_broke_is_back(record: Record) -> None:
+    """The ranks of a killed data service train the steps that they have in hand."""
+    injections = [*record.injections]
+    killed = injections[2]
+    injections[2] = killed.model_copy(update={"recovered_s": killed.began_s + 7.9})
+    found = summarize(record.model_copy(update={"injections": injections})).faults[2]
+    assert found.resume_s == found.recover_s == pytest.approx(8.0)

@@ -36,7 +36,8 @@ class FaultResult(BaseModel):
     detect_s: float | None
     """From the injection to the time of its incident; None: it has none."""
     resume_s: float | None
-    """From the injection to the end of the next step; after a restart, of the first one of it."""
+    """From the injection to the end of the first step after it, which is of the new generation or
+    attempt; without a restart, after what broke was back."""
     recover_s: float | None
     """From the injection to the end of the first step that had never been done before."""
     lost_steps: int
@@ -112,6 +113,9 @@ def result_of(window: Window, done: Sequence[DoneStep]) -> FaultResult:
     later = sorted((d for d in done if began_s < d.at_s <= window.end_s), key=lambda d: d.at_s)
     if incident is not None:
         later = [one for one in later if one.pair > window.pair]
+    else:  # what ranks had in hand they train without what broke
+        since_s = window.injection.recovered_s
+        later = [one for one in later if since_s is not None and one.at_s >= since_s]
     fresh = (
         one.at_s
         for one in later

@@ -208,14 +208,17 @@ def _losses(
     record: Record, summary: Summary, windows: Sequence[Window], done: Sequence[DoneStep]
 ) -> str:
     wanted = accepted(done_steps(record.undisturbed))
-    shared = [one for one in done if one.step in wanted]
-    furthest = max((abs(one.loss - wanted[one.step].loss) for one in shared), default=0.0)
+    apart = [abs(one.loss - wanted[one.step].loss) for one in done if one.step in wanted]
     num_again = len(done) - len({one.step for one in done})
-    word = "Equal to the last bit" if summary.loss_equal_to_undisturbed else "Not equal"
+    if not apart:
+        word = "There is no undisturbed job to compare it with."
+    elif summary.loss_equal_to_undisturbed:
+        word = "Equal at every step, to the last bit."
+    else:
+        word = f"Not equal: at the furthest step {max(apart):g} apart."
     text = (
-        f"The wide line is the job that nothing happened to, dots are this one's steps, rings "
-        f"those that were done again later ({num_again}). {word}; the furthest any doing of a step "
-        f"is from the undisturbed one: {furthest:g}."
+        "The wide line is the job that nothing happened to, dots are this one's steps, rings those "
+        f"that were done again later ({num_again}). {word}"
     )
     picture = pictures.losses(record, done, wanted, windows)
     return _section("Loss", text, f'<div class="wide">{picture}</div>')
@@ -224,7 +227,7 @@ def _losses(
 def _checks(record: Record) -> str:
     rows = "".join(
         f"<tr><td>{'<span class=good>holds</span>' if c.holds else '<span class=bad>fails</span>'}"
-        f"</td><td>{escape(c.name)}</td><td><code>{escape(_clip(c.detail))}</code></td></tr>"
+        f"</td><td class="name">{escape(c.name)}</td><td><code>{escape(_clip(c.detail))}</code></td></tr>"
         for c in record.checks
     )
     facts = "".join(

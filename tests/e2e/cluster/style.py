@@ -62,6 +62,7 @@ tr:first-child > th { border-top: 0; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; line-height: 1.3; }
 td small { display: block; color: var(--soft); font-size: 13px; line-height: 1.4; max-width: 46ch;
   overflow-wrap: anywhere; }
+td.name { white-space: nowrap; }
 td.right, th.right { text-align: right; white-space: nowrap; }
 td:last-child, th:last-child { padding-right: 0; }
 td b.badge { display: inline-block; min-width: 22px; height: 22px; border-radius: 11px;
