@@ -174,7 +174,7 @@ def _row(number: int, window: Window, result: FaultResult) -> str:
     seen = [f"{i.fault}, {i.action}" for i in window.incidents] or ["none"]
     messages = [i.message.splitlines()[0] for i in window.incidents if i.message]
     is_right = result.right_class and result.right_action
-    verdict = '<span class="good">right</span>' if is_right else '<span class="bad">wrong</span>'
+    verdict = _word("right" if is_right else "wrong", is_right)
     return (
         f'<tr><td><b class="badge">{number}</b></td>'
         f"<td>{escape(expected.title)}{_small(window.injection.detail)}</td>"
@@ -226,9 +226,10 @@ def _losses(
 
 def _checks(record: Record) -> str:
     rows = "".join(
-        f"<tr><td>{'<span class=good>holds</span>' if c.holds else '<span class=bad>fails</span>'}"
-        f"</td><td class="name">{escape(c.name)}</td><td><code>{escape(_clip(c.detail))}</code></td></tr>"
-        for c in record.checks
+        f"<tr><td>{_word('holds' if check.holds else 'fails', check.holds)}</td>"
+        f'<td class="name">{escape(check.name)}</td>'
+        f"<td><code>{escape(_clip(check.detail))}</code></td></tr>"
+        for check in record.checks
     )
     facts = "".join(
         f'<tr><td>{escape(name)}</td><td class="right">{value:g}</td></tr>'
@@ -273,6 +274,10 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
             yield f'<span><i class="{kind}"></i>{escape(text)}</span>'
 
     return f'<div class="legend">{"".join(parts())}</div>'
+
+
+def _word(word: str, is_good: bool) -> str:
+    return f'<span class="{"good" if is_good else "bad"}">{word}</span>'
 
 
 def _small(text: str) -> str:
