@@ -3,11 +3,13 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_contract.errors import OmniError
+from omni_contract.log_store import NOTICE
 from omni_contract.names import KIND, PLURAL
 
 REQUEST_TIMEOUT_S: Final = 20
@@ -66,8 +68,8 @@ class Kubectl:
             raise _cannot_start(exc) from None
 
     def exec(self, pod: str, container: str, *command: str, holds_stdin: bool = False) -> None:
-        """Run a program in a container, its output on this terminal. Raises KubectlError with what
-        it said where it fails.
+        """Run a program in a container, its output on this terminal, and its notices at once.
+        Raises KubectlError with what else it said where it fails.
 
         `holds_stdin`: its stdin is open for as long as somebody waits for it here.
         """
@@ -84,9 +86,14 @@ class Kubectl:
             raise _cannot_start(exc) from None
         with process:
             assert process.stderr is not None
-            said = process.stderr.read()
+            said: list[str] = []
+            for line in process.stderr:
+                if line.startswith(NOTICE):
+                    print(line, end="", file=sys.stderr, flush=True)
+                else:
+                    said.append(line)
         if process.returncode:
-            raise exec_error_of(said)
+            raise exec_error_of("".join(said))
 
     def _command(self, *arguments: str) -> list[str]:
         flags: Mapping[str, str | None] = {

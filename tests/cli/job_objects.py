@@ -207,6 +207,10 @@ class FakeKubectl:
         """Fail every call, or those with a verb, with these words."""
         (self.folder / f"refusal{verb and '-'}{verb}.txt").write_text(stderr)
 
+    def notify(self, words: str) -> None:
+        """Let programs in pods say this on stderr, and go on."""
+        (self.folder / "notice.txt").write_text(words)
+
     @property
     def pods(self) -> list[Object]:
         """The pods that are there."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from omni_cli.job import main
+from omni_contract.log_store import NOTICE
 from omni_contract.names import LABEL_LOG_READER
 from tests.cli.job_objects import (
     UID,
@@ -130,6 +131,25 @@ def test_a_stored_log_is_followed_for_as_long_as_somebody_waits(kubectl: FakeKub
     call = kubectl.calls[-1]
     assert call[:4] == ["exec", "stamps-5d1ce-2-0", "--container=data", "--stdin"]
     assert call[-1] == "--follow"
+
+
+def test_who_follows_is_told_of_an_outage_at_once(kubectl: FakeKubectl) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    kubectl.notify(f"a line of a library\n{NOTICE}the store is away")
+    command = [sys.executable, "-m", "omni_cli.job", "logs", "--rank=1", "-f"]
+    environ = os.environ | kubectl.environ
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"{NOTICE}the store is away\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def test_a_notice_is_no_part_of_the_error(kubectl: FakeKubectl, capsys: Capture) -> None:
+    kubectl.serve(a_job(status=running_status()), *PODS)
+    kubectl.refuse(f"{NOTICE}away\nthe bucket is gone\ncommand terminated with exit code 2", "exec")
+    assert main(["logs", "--rank=1", "-f"]) == 2
+    assert capsys.readouterr().err == f"{NOTICE}away\nkubectl mmtj: the bucket is gone\n"
 
 
 def test_where_no_pod_runs_one_is_made_and_goes_again(kubectl: FakeKubectl, capfd: Capture) -> None:

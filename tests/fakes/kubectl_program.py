@@ -3,7 +3,8 @@
 The folder named by FAKE_KUBECTL holds `objects.json` (a list), and after every call `calls.jsonl`
 (its arguments). `refusal.txt` there is said on stderr instead, with exit code 1, `refusal-VERB.txt`
 for one verb. Files `objects.json.1`, `.2`, ... take the place of `objects.json` one by one, a call
-each. A pod that is created has the status in `status.json`, or runs.
+each. A pod that is created has the status in `status.json`, or runs. With `notice.txt` a program
+that is executed says that on stderr, and goes on until its stdin ends.
 """
 
 import argparse
@@ -80,6 +81,9 @@ def main() -> int:
         return 0
     if options.verb == "exec":
         print(f"stored, read in {options.name}")
+        if (folder / "notice.txt").exists():
+            print((folder / "notice.txt").read_text(), file=sys.stderr, flush=True)
+            sys.stdin.read()
         return 0
     if options.verb == "create":
         return _create(folder, objects)
