@@ -115,6 +115,14 @@ class Operator:
             _LOG.warning("The API server does not answer. error=%s", exc)
         return False
 
+    async def _check_served(self) -> None:
+        """Raises SetupError where somebody took away a kind that is watched, which ends kopf."""
+        for kind in self._watched:
+            if not await self._cluster.serves(kind):
+                way_out = _SERVED_BY.get(kind, "it is no Kubernetes")
+                name = f"{kind.kind}.{kind.api_version}"
+                raise SetupError(f"the API server does not serve {name} any more: {way_out}")
+
     async def _lead(self) -> int:
         leader = self._leader = self._make_leader()
         sessions: list[aiohttp.ClientSession] = []
@@ -138,6 +146,12 @@ class Operator:
             await self._until_stopped(*tasks)
             if not self._stop.is_set():
                 raise RuntimeError("a part of the operator that runs for ever has ended")
+        except (ApiError, LeaseLost):
+            raise
+        except Exception:
+            await self._check_served()
+            raise
+        else:
             await leader.drain()
             await self._elector.release()
             return 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from omni_contract.names import GROUP, KIND, PLURAL, VERSION
 from tests.cluster.api import Object, wait_for
 from tests.cluster.chart import Installed, install_chart, uninstall_chart
 from tests.cluster.control_plane import ControlPlane
@@ -221,3 +222,17 @@ def test_what_is_counted_can_be_scraped(replicas: Replicas) -> None:
 
     wait_for(lambda: "omni_operator_watch_age" in counted(), "the age of watches counted")
     assert 'resource="leases"' in counted()
+
+
+def test_a_kind_that_is_taken_away_ends_it_with_a_sentence() -> None:
+    """In a cluster of its own: all jobs go with their kind."""
+    with ControlPlane() as control_plane:
+        control_plane.create_namespace("shell")
+        replicas = Replicas(control_plane, install_chart(control_plane, "shell"))
+        first = replicas.start()
+        wait_for(lambda: first.leads, "the replica leading")
+        control_plane.kubectl("delete", "crd", f"{PLURAL}.{GROUP}")
+        wait_for(lambda: control_plane.processes.has_ended(first.name), "the replica ended")
+        assert replicas.stop(first) == 1
+        last_words = first.log.splitlines()[-1]
+        assert f"does not serve {KIND}.{GROUP}/{VERSION} any more: apply the CRD" in last_words
