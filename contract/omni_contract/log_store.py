@@ -2,14 +2,16 @@
 
 A file is LOG_FOLDER/NAME.log of the run folder. In the store, beside the checkpoints, lies
 
-    logs/JOB/attempt-0002/node-0003/POD/STREAM/OFFSET
+    logs/JOB/attempt-0002/node-0003/POD.BEGUN/STREAM/OFFSET
 
 with JOB as `names.base_name`, `spare` for a pod without a node of the plan, and in each object the
-bytes of the file from that offset on. What lies between two objects was dropped.
+bytes of the file from that offset on. What lies between two objects was dropped. BEGUN, such as
+20261130T150251Z, tells pods apart that had one name after each other.
 """
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal, Self
 
 LOG_FOLDER: Final = "logs"
@@ -22,7 +24,9 @@ NOTICE: Final = "note: "
 Kind = Literal["trainer", "data", "nursery", "rank"]
 
 _FILE = re.compile(r"(trainer|data|nursery|rank)-(\d+|spare)\.(\d+)(?:\.(\d+))?\.log")
-_OBJECT = re.compile(r"attempt-(\d+)/(?:node-(\d+)|spare)/([^/]+)/([^/]+)/(\d+)")
+_OBJECT = re.compile(
+    r"attempt-(\d+)/(?:node-(\d+)|spare)/([^/]+?)(?:\.(\d{8}T\d{6}Z))?/([^/]+)/(\d+)"
+)
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
@@ -76,12 +80,15 @@ class LogPlace:
     node: int | None
     """Of the plan; None: a spare."""
     pod: str
+    begun: str | None = None
+    """When it began to store logs, as `begun` writes it; None: by a version that did not say."""
 
     @property
     def folder(self) -> str:
-        """Relative to the folder of the checkpoints."""
+        """Relative to the folder of the checkpoints. Names in order are pods in order."""
         node = "spare" if self.node is None else f"node-{self.node:04d}"
-        return f"{attempt_folder(self.job, self.attempt)}/{node}/{self.pod}"
+        begun = "" if self.begun is None else f".{self.begun}"
+        return f"{attempt_folder(self.job, self.attempt)}/{node}/{self.pod}{begun}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +106,13 @@ class LogBlock:
         found = _OBJECT.fullmatch(key)
         if found is None:
             return None
-        attempt, node, pod, stream, offset = found.groups()
+        attempt, node, pod, begun, stream, offset = found.groups()
         place = LogPlace(
-            job=job, attempt=int(attempt), node=None if node is None else int(node), pod=pod
+            job=job,
+            attempt=int(attempt),
+            node=None if node is None else int(node),
+            pod=pod,
+            begun=begun,
         )
         return cls(place=place, stream=stream, offset=int(offset))
 
@@ -109,6 +120,11 @@ class LogBlock:
     def key(self) -> str:
         """Relative to the folder of the checkpoints. Names in order are offsets in order."""
         return f"{self.place.folder}/{self.stream}/{self.offset:012d}"
+
+
+def begun(at: float) -> str:
+    """A time, in seconds since 1970, as it stands in the name of a pod's folder."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def job_folder(job: str) -> str:

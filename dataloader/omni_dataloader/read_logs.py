@@ -203,7 +203,8 @@ class Printer:
 
     def _print_title(self, stream: Stream) -> None:
         place = stream.place
-        title = f"==> {stream.name}, attempt {place.attempt}, pod {place.pod} <==\n"
+        begun = "" if place.begun is None else f" begun {place.begun}"
+        title = f"==> {stream.name}, attempt {place.attempt}, pod {place.pod}{begun} <==\n"
         self._write(title.encode() if self._ends_line else f"\n{title}".encode())
 
     def _write(self, data: bytes) -> None:
@@ -223,7 +224,9 @@ def _streams(parts: Iterable[Part]) -> list[Stream]:
         Stream(place=place, name=name, parts=tuple(sorted(found, key=lambda p: p.block.offset)))
         for (place, name), found in by_key.items()
     ]
-    return sorted(streams, key=lambda s: (generation_of(s.name) or 0, s.place.pod))
+    return sorted(
+        streams, key=lambda s: (s.place.begun or "", s.place.pod, generation_of(s.name) or 0)
+    )
 
 
 def _what_there_is(

@@ -22,6 +22,7 @@ from omni_contract.log_store import (
     LogFile,
     LogPlace,
     attempt_folder,
+    begun,
     generation_of,
     job_folder,
     job_of_pod,
@@ -31,6 +32,9 @@ from omni_contract.log_store import (
 if TYPE_CHECKING:
     from omni_dataloader.store import Store
 
+BEGUN_FILE: Final = "begun"
+"""Beside the log files, and as old as the first look at them: a pod made anew under its name has
+another one, and a container that is started again has not."""
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 _HOLE_BYTES: Final = 64 << 10
 """Holes end at a multiple of this: within a block of the file system they are zeros, not holes."""
@@ -247,7 +251,9 @@ class Shipper:
         """What is stored already: by the container before this one. A missing bucket is an error
         here, before a write could create it."""
         store = self._opened()
-        place = LogPlace(job=self._job, attempt=attempt, node=node, pod=self._pod)
+        place = LogPlace(
+            job=self._job, attempt=attempt, node=node, pod=self._pod, begun=self._find_begun()
+        )
         stored = _Stored(place=place)
         begin = f"{self._uri}/{job_folder(self._job)}/"
         for info in store.list(f"{self._uri}/{place.folder}"):
@@ -258,6 +264,12 @@ class Shipper:
                 stream.blocks.append(block)
                 stream.end = block.end
         return stored
+
+    def _find_begun(self) -> str:
+        file = self._logs / BEGUN_FILE
+        with contextlib.suppress(FileExistsError):
+            file.touch(exist_ok=False)
+        return begun(file.stat().st_mtime)
 
     def _delete_old_attempts(self) -> None:
         """Once in each attempt, by its first pod."""
@@ -273,10 +285,7 @@ class Shipper:
 
     def _ship_file(self, stored: _Stored, file: LogFile, size: int) -> None:
         stream = stored.stream(file.stream)
-        if size < stream.end:  # the pod was made anew under its old name, and its disk with it
-            self._delete(stored, [(stream, block) for block in stream.blocks])
-            stream.end = 0
-        if size == stream.end:
+        if size <= stream.end:
             return
         with (self._logs / file.name).open("rb", buffering=0) as log:
             while stream.end < size:

@@ -6,6 +6,7 @@ from omni_contract.log_store import (
     LogBlock,
     LogFile,
     LogPlace,
+    begun,
     generation_of,
     job_folder,
     job_of_pod,
@@ -45,14 +46,24 @@ def test_the_log_of_a_rank_is_one_of_them() -> None:
 
 
 @pytest.mark.parametrize("node", [0, 12_345, None])
-def test_a_block_is_found_by_its_key(node: int | None) -> None:
-    place = LogPlace(job="stamps-5d1ce", attempt=2, node=node, pod="stamps-5d1ce-1-0")
+@pytest.mark.parametrize("at", [begun(1_796_050_000), None])
+def test_a_block_is_found_by_its_key(node: int | None, at: str | None) -> None:
+    place = LogPlace(job="stamps-5d1ce", attempt=2, node=node, pod="stamps-5d1ce-1-0", begun=at)
     block = LogBlock(place=place, stream="rank-24.7", offset=262_144)
     begin = f"{job_folder('stamps-5d1ce')}/"
     assert block.key.startswith(begin)
     assert LogBlock.parse(block.key.removeprefix(begin), "stamps-5d1ce") == block
     later = LogBlock(place=place, stream="rank-24.7", offset=10_000_000)
     assert block.key < later.key
+
+
+def test_pods_that_had_one_name_are_in_order() -> None:
+    pods = [
+        LogPlace(job="stamps-5d1ce", attempt=2, node=0, pod="stamps-5d1ce-1-0", begun=begun(at))
+        for at in (999_999_999, 1_796_050_000, 1_796_050_001)
+    ]
+    folders = [pod.folder for pod in pods]
+    assert folders == sorted(set(folders))
 
 
 def test_foreign_objects_are_left_alone() -> None:

@@ -42,10 +42,15 @@ class Logs:
             (self.plan_dir / name).write_bytes(piece)
 
     def add(
-        self, stream: str, *parts: tuple[int, bytes], attempt: int = 1, node: int | None = 0
+        self,
+        stream: str,
+        *parts: tuple[int, bytes],
+        attempt: int = 1,
+        node: int | None = 0,
+        at: str | None = None,
     ) -> None:
         pod = f"{JOB}-{attempt}-{8 if node is None else node}"
-        place = LogPlace(job=JOB, attempt=attempt, node=node, pod=pod)
+        place = LogPlace(job=JOB, attempt=attempt, node=node, pod=pod, begun=at)
         for offset, data in parts:
             block = LogBlock(place=place, stream=stream, offset=offset)
             self.store.write(f"{self.uri}/{block.key}", data)
@@ -101,6 +106,25 @@ def test_the_log_asked_for_is_printed(
     arguments: list[str], says: str, logs: Logs, capsysbinary: Capture
 ) -> None:
     assert printed(logs, capsysbinary, *arguments) == says
+
+
+@pytest.mark.parametrize("stream", ["trainer", "rank-0.0"])
+def test_pods_that_had_one_name_follow_each_other(
+    stream: str, logs: Logs, capsysbinary: Capture
+) -> None:
+    begun = ("20261130T150900Z", "20261130T151000Z")
+    for at in reversed(begun):
+        logs.add(stream, (0, f"{at}\n".encode()), attempt=4, at=at)
+        logs.add("rank-0.1", (0, f"again after {at}\n".encode()), attempt=4, at=at)
+    name = ["--rank=0"] if stream != "trainer" else []
+    said = printed(logs, capsysbinary, "--attempt=4", *name).splitlines()
+    title = "==> {}, attempt 4, pod stamps-5d1ce-4-0 begun {} <=="
+    expected = []
+    for at in begun:
+        expected += [title.format(stream, at), at]
+        if name:
+            expected += [title.format("rank-0.1", at), f"again after {at}"]
+    assert said == expected
 
 
 def test_a_line_that_is_being_written_is_one_of_the_last(logs: Logs, capsysbinary: Capture) -> None:

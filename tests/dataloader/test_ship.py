@@ -13,9 +13,9 @@ import pytest
 
 from omni_cli.local_s3 import LocalS3
 from omni_contract.errors import StorageError
-from omni_contract.log_store import LogBlock, LogFile, job_folder
+from omni_contract.log_store import LogBlock, LogFile, begun, job_folder
 from omni_contract.spec_data import StorageSpec
-from omni_dataloader.ship import Block, Limits, Shipper, choose_surplus, punch
+from omni_dataloader.ship import BEGUN_FILE, Block, Limits, Shipper, choose_surplus, punch
 from omni_dataloader.store import Store
 from tests.fakes.forwarder import forwarding
 from tests.fakes.refusing_s3 import RefusingS3
@@ -108,7 +108,8 @@ def test_a_log_that_grows_slowly_is_few_objects(pod: Pod, s3: Store) -> None:
         shipper.look()
         assert stored(s3, pod.uri) == pod.written
     (first, *others) = blocks(s3, pod.uri)
-    assert first.place.folder == f"logs/{JOB}/attempt-0001/node-0000/{POD}"
+    began = begun((pod.logs / BEGUN_FILE).stat().st_mtime)
+    assert first.place.folder == f"logs/{JOB}/attempt-0001/node-0000/{POD}.{began}"
     assert len(others) == len(pod.written["trainer-0.1.log"]) // pod.limits.block_bytes
 
 
@@ -367,7 +368,7 @@ def test_logs_long_past_leave_the_disk(is_store_there: bool, pod: Pod, s3: Store
     for generation in range(1, 4):
         pod.write(f"rank-0.5.{generation}.log", b"line\n")
         shipper.look()
-    assert {path.name for path in pod.logs.iterdir()} == {
+    assert {path.name for path in pod.logs.glob("*.log")} == {
         "trainer-0.3.log", "trainer-0.4.log", "trainer-0.5.log",
         "rank-0.3.0.log", "rank-0.4.0.log", "rank-0.5.2.log", "rank-0.5.3.log",
     }  # fmt: skip
@@ -387,14 +388,18 @@ def test_the_first_pod_of_an_attempt_deletes_those_long_past(pod: Pod, s3: Store
     assert {block.place.attempt for block in blocks(s3, pod.uri)} == {4, 5, 6}
 
 
-def test_a_pod_made_anew_under_its_name_begins_anew(pod: Pod, s3: Store) -> None:
-    pod.write("trainer-0.1.log", os.urandom(200_000))
+def test_a_pod_made_anew_under_its_name_leaves_the_log_of_the_one_before(
+    pod: Pod, s3: Store
+) -> None:
+    pod.write("trainer-0.1.log", b"of the first")
+    (pod.logs / BEGUN_FILE).touch()
+    os.utime(pod.logs / BEGUN_FILE, (1, 1))
     pod.shipper().look()
-    (pod.logs / "trainer-0.1.log").unlink()
-    pod.written.clear()
-    pod.write("trainer-0.1.log", b"once more\n")
-    pod.shipper().look()
-    assert stored(s3, pod.uri) == pod.written
+    anew = replace(pod, logs=pod.logs.with_name("anew"), written={})
+    anew.write("trainer-0.1.log", b"of the second, which says more")
+    anew.shipper().look()
+    found = sorted((block.place.folder, data) for block, data in blocks(s3, pod.uri).items())
+    assert [data for _, data in found] == [*pod.written.values(), *anew.written.values()]
 
 
 def test_the_rest_is_shipped_at_the_end(pod: Pod, s3: Store) -> None:
