@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from omni_contract.log_store import LOG_READER_FILE
 from omni_contract.names import LABEL_JOB_UID, LABEL_LOG_READER
 from omni_operator.render.log_reader import render_log_reader, with_log_reader
 from omni_operator.render.objects import read_placement, render_placement
+from omni_operator.settings import Settings
 from omni_operator.watch.observe import owner_uid
 from tests.contract.jobs import changed
 from tests.operator.rendering import SETTINGS, UID, job_state, place_on, plan_of, with_template
@@ -44,6 +47,31 @@ def test_it_has_what_the_data_service_reads_the_store_with() -> None:
     assert {v["name"] for v in pod["spec"]["volumes"]} == {"plan", "tmp", "ca"}
     assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert pod["spec"]["nodeSelector"]["pool"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "image", "policy"),
+    [
+        ({}, Settings(image="all:1"), "all:1", "IfNotPresent"),
+        ({}, Settings(image="all:1", data_image="data:1"), "data:1", "IfNotPresent"),
+        (
+            {"image": "mine:1"},
+            Settings(image="all:1", data_image="data:1", data_image_pull_policy="Always"),
+            "data:1",
+            "Always",
+        ),
+        ({"dataImage": "mine:1"}, Settings(image="all:1", data_image="data:1"), "mine:1", None),
+    ],
+    ids=["one-image", "data-image", "own-trainer", "own-data-image"],
+)
+def test_it_has_the_image_of_the_data_service(
+    template: dict[str, str], settings: Settings, image: str, policy: str | None
+) -> None:
+    raw = with_template(template)
+    job, plan = job_state(raw), plan_of(raw)
+    (container,) = render_log_reader(job, plan, place_on(job, plan), settings)["spec"]["containers"]
+    assert container["image"] == image
+    assert policy in (None, container["imagePullPolicy"])
 
 
 def test_it_is_no_pod_of_the_job_and_holds_no_gpu() -> None:
