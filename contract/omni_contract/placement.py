@@ -29,6 +29,10 @@ class JobPlacement(BaseModel):
     version: Literal[1] = 1
     attempt: int
     plan_hash: str
+    image: str | None = None
+    """Of trainers where the job names none; None: in a record of before, whose operator knew."""
+    data_image: str | None = None
+    """Of data services where the job names none."""
     opened_by: RestartAction | None = None
     """What was done about the attempt before; None at a start or a resume."""
     pods: tuple[PlacedPod, ...]

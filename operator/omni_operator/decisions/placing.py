@@ -16,6 +16,7 @@ from omni_operator.faults.detect import is_alive
 from omni_operator.faults.nodes import tolerates, wants_pods_off
 from omni_operator.render.names import ObjectNames
 from omni_operator.render.pod import has_gpus, node_selector, tolerations
+from omni_operator.settings import Settings
 from omni_operator.state import NodeState, Observed, Taint
 from omni_operator.status.conditions import count
 from omni_operator.watch.observe import read_requests
@@ -131,8 +132,11 @@ def survey(observed: Observed, spec: JobSpec) -> Room | NoPlacement:
     )
 
 
-def place_attempt(observed: Observed, plan: JobPlan) -> JobPlacement | NoPlacement:
-    """The placement of the attempt in the job's status. Pods that live on keep name and node."""
+def place_attempt(
+    observed: Observed, plan: JobPlan, settings: Settings
+) -> JobPlacement | NoPlacement:
+    """The placement of the attempt in the job's status. Pods that live on keep name and node, and
+    those beside them get their images: an attempt runs one version."""
     status, previous = observed.job.status, observed.previous
     is_anew = status.opened_by in (None, RestartAction.RESTART_JOB) or previous is None
     resources = plan.spec.resources
@@ -156,7 +160,9 @@ def place_attempt(observed: Observed, plan: JobPlan) -> JobPlacement | NoPlaceme
         keep, found = _repair(observed, plan.spec, request, room, previous)
     if isinstance(found, NoPlacement):
         return room.explain(found)
-    return _compose(observed, plan, room, request, found, _kept(found, previous, keep))
+    kept = _kept(found, previous, keep)
+    composed = _compose(observed, plan, room, request, found, kept)
+    return composed.model_copy(update=_images(settings, previous if kept else None))
 
 
 def place_plan(plan: JobPlan, room: Room) -> Placement | NoPlacement:
@@ -367,6 +373,14 @@ def _kept(
         elif node in spares:
             kept[index] = spares[node]
     return kept
+
+
+def _images(settings: Settings, lives_on: JobPlacement | None) -> dict[str, str]:
+    """By field of a placement; `lives_on`: the one that pods of the attempt come from."""
+    images = {"image": settings.image, "data_image": settings.data_image or settings.image}
+    if lives_on is None:
+        return images
+    return {field: getattr(lives_on, field) or image for field, image in images.items()}
 
 
 def _compose(

@@ -53,7 +53,7 @@ def find_place(case: Case) -> Step:
     plan = case.plan()
     if plan is None:
         return replan(case)
-    found = place_attempt(observed, plan)
+    found = place_attempt(observed, plan, case.settings)
     if isinstance(found, JobPlacement):
         bare = render_placement(observed.job, found)
         body = with_log_reader(bare, observed.job, plan, found, case.settings)

@@ -1,6 +1,7 @@
 """The pod of one node of a job: supervisor and data service, gated, without rights of its own."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from omni_contract.names import (
@@ -72,6 +73,12 @@ def render_pod(
 ) -> Object:
     """The pod at `index` of `placement.all_pods`, with what the user adds laid over it."""
     spec, template = plan.spec, plan.spec.pod_template
+    # What the operator is told may have changed since the attempt began.
+    settings = replace(
+        settings,
+        image=placement.image or settings.image,
+        data_image=placement.data_image or settings.data_image,
+    )
     name = placement.all_pods[index].name
     assert len(name) < 64, f"{name} is no host name"
     spare = is_spare(placement, index)
