@@ -8,7 +8,7 @@ import yaml
 from tests.cluster.chart import ROOT
 
 DEMO: Final = ROOT / "manifests" / "examples" / "demo.yaml"
-NUM_STEPS: Final = 240
+NUM_STEPS: Final = 160
 """Enough that the last fault strikes before the end."""
 SAVE_EVERY: Final = 10
 

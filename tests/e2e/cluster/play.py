@@ -101,15 +101,14 @@ class Play:
         self._wait_for_step(lambda _pair, _step, end_s: end_s > since_s)
 
     def settle(self) -> None:
-        """Wait until a few more steps are done and the operator has seen them."""
-        _, first = self.observer.newest_step()
-        last = first + NUM_SETTLING_STEPS
+        """Wait until a few more steps are done and the operator has seen the recovery's end."""
+        last = self.observer.newest_step()[1] + NUM_SETTLING_STEPS
 
         def is_told() -> bool:
             status = self.observer.status
             is_over = not status.incidents or "firstStep" in status.incidents[-1].seconds
-            is_running = status.phase == "Running" and (status.progress.step or 0) >= first
-            return is_running and is_over and self.observer.newest_step()[1] >= last
+            has_trained = self.observer.newest_step()[1] >= last
+            return status.phase == "Running" and is_over and has_trained
 
         self.wait(is_told, f"step {last} in phase Running")
 
