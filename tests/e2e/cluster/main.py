@@ -5,6 +5,7 @@ it must be.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -51,6 +52,8 @@ def main() -> int:
         record = run(archives, faults, state=state, logs=out / "logs", say=say)
     except MissingRequirement as exc:
         sys.exit(str(exc))
+    with contextlib.suppress(OSError):  # what is left in it, the record tells
+        state.rmdir()
     record.save(out / "record.json")
     if options.only:
         say("With --only nothing is judged.")
