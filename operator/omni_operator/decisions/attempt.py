@@ -61,7 +61,10 @@ def shrink(case: Case, plan: JobPlan, why: str) -> Step:
 
 def replan(case: Case) -> Step:
     """Place the whole job anew, because the plan of its attempt is lost."""
-    said = f"the ConfigMap of plan {case.status.plan_hash} was deleted and the spec has changed"
+    said = (
+        f"the ConfigMap of plan {case.status.plan_hash} was deleted, and its spec or this "
+        "operator's version makes another plan now"
+    )
     return _open(case, RestartAction.RESTART_JOB, message=said)
 
 
