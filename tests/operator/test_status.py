@@ -239,7 +239,9 @@ def test_pods_that_are_done_count_as_running_until_the_last_is() -> None:
     assert status.holds("Running") and status.holds("DataServiceReady")
     for index in (1, 2, 3):
         scene.pods.end_container(scene.name(index), exit_code=0)
-    assert said(look(scene, status), "Running") == ("False", "PodsAreDone")
+    status = look(scene, status)
+    assert said(status, "Running") == ("False", "PodsAreDone")
+    assert (status.phase, status.reason) == ("Running", "PodsAreDone")  # and not Starting again
 
 
 def test_a_restart_is_over_when_all_pods_run_again() -> None:

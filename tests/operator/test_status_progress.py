@@ -55,9 +55,9 @@ def test_the_goodput_moves_with_new_steps_alone() -> None:
     scene = running_job()
     scene.beat(step=4, step_s=1, loss=3.0)
     status = absorb_heartbeat(look(scene, released(scene)), scene.look(after_s=10))
-    scene.beat(step=4, step_s=1, loss=2.0)
+    scene.beat(step=4, step_s=1, loss=2.000012345)
     later = absorb_heartbeat(status, scene.look(after_s=1000))
-    assert later.progress.loss == 2.0
+    assert later.progress.loss == 2.0  # kubectl prints all digits there are
     assert later.goodput == status.goodput is not None
 
 

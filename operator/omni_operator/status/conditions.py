@@ -62,7 +62,8 @@ def phase_of(status: JobStatus) -> Phase:
     """The conditions in one word."""
     for type_, phase in _PHASES:
         if status.holds(type_):
-            return phase
+            is_done = phase == "Starting" and _reason(status, "Running") == "PodsAreDone"
+            return "Running" if is_done else phase
     return "Pending"
 
 
@@ -178,6 +179,11 @@ def _facts(status: JobStatus) -> dict[str, Any]:
         if condition.type != "DataServiceReady":
             facts[condition.type] = condition.model_dump(exclude={"message"})
     return facts
+
+
+def _reason(status: JobStatus, type_: str) -> str | None:
+    found = status.condition(type_)
+    return None if found is None else found.reason
 
 
 def _words(status: JobStatus) -> list[tuple[str, str]]:

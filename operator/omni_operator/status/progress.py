@@ -42,7 +42,7 @@ def _next_progress(before: JobProgress, beat: JobHeartbeat, since_s: float) -> J
         num_steps=before.num_steps,
         tokens=beat.tokens,
         tokens_per_second=_finite(beat.tokens_per_second),
-        loss=_finite(beat.loss),
+        loss=_short(_finite(beat.loss)),
         checkpoint_step=beat.checkpoint_step,
         update_time=write_time(since_s) if has_grown else before.update_time,
         useful_seconds=round(useful_s, 3),
@@ -52,3 +52,8 @@ def _next_progress(before: JobProgress, beat: JobHeartbeat, since_s: float) -> J
 def _finite(number: float | None) -> float | None:
     """The API server takes no NaN, and one never equals itself."""
     return number if number is not None and math.isfinite(number) else None
+
+
+def _short(number: float | None) -> float | None:
+    """`kubectl get` prints all digits that there are."""
+    return None if number is None else float(f"{number:.5g}")
