@@ -167,10 +167,15 @@ def _check(spec: _PodSpec, job: JobRecord, template: PodTemplateSpec) -> None:
     said = [{"privileged": False}, *map(_tamed, contexts)]
     _check_context("", spec.security_context, _POD_SECURITY, [template.security_context])
     _check_context("containers[0].", container.security_context, _CONTAINER_SECURITY, said)
-    if template.data_image not in (None, container.image):
+    # Only the operator writes a status. One of before says nothing of the image.
+    placed = None if job.status.placement is None else job.status.placement.data_image
+    where, image = "podTemplate.dataImage", template.data_image
+    if image is None:
+        where, image = "status.placement.dataImage", placed
+    if image not in (None, container.image):
         raise SpecError(
             f"{_ROOT}.containers[0].image",
-            f"{container.image!r} is not podTemplate.dataImage of the job, {template.data_image!r}",
+            f"{container.image!r} is not {where} of the job, {image!r}",
         )
 
 

@@ -125,6 +125,8 @@ class PlacementSummary(StatusModel):
 
     config_map: Annotated[str, Field(max_length=253)]
     """Name of the ConfigMap."""
+    data_image: Annotated[str, Field(max_length=1024)] | None = None
+    """Image of data services and of what reads their logs, where the job names none."""
     nodes: int
     """Pods with ranks."""
     spares: int = 0

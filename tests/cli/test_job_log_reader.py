@@ -149,6 +149,21 @@ def test_the_image_is_the_one_that_the_job_names(kubectl: FakeKubectl, capsys: C
     assert "'evil' is not podTemplate.dataImage" in no_pod_is_made(kubectl, capsys)
 
 
+def test_or_else_the_one_that_its_operator_placed_it_with(
+    kubectl: FakeKubectl, capsys: Capture
+) -> None:
+    config_map = log_reader_map()
+    (ours,) = reader_of(config_map)["spec"]["containers"]
+    placed = {"configMap": "stamps-5d1ce-placement-2", "nodes": 2, "dataImage": ours["image"]}
+    job = a_job(status=running_status(placement=placed))
+    evil = put(reader_of(config_map), "spec.containers.0.image", "evil")
+    kubectl.serve(job, with_reader(config_map, evil))
+    assert "'evil' is not status.placement.dataImage" in no_pod_is_made(kubectl, capsys)
+    kubectl.serve(job, config_map)
+    assert main(["logs"]) == 0
+    assert len(kubectl.pods) == 1
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -47,6 +47,7 @@ def test_a_pod_that_is_replaced_gets_the_images_of_those_that_stay() -> None:
             assert (status.attempt, status.opened_by) == (number, RestartAction.REPLACE_POD)
             assert status.phase == "Running" and before & set(world.nodes_of())
             assert images(world) == {("trainer:1", "data:1")}
+            assert status.placement is not None and status.placement.data_image == "data:1"
             world.beat(step=10 * number)
 
 

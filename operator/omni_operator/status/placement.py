@@ -18,6 +18,7 @@ def summarize(placement: JobPlacement, *, config_map: str) -> PlacementSummary:
     groups.sort(key=lambda group: (-group.span, group.unit))
     return PlacementSummary(
         config_map=config_map,
+        data_image=placement.data_image,
         nodes=len(placement.pods),
         spares=len(placement.spares),
         level=level,
