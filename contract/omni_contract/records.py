@@ -174,6 +174,8 @@ class JobHeartbeat(Record):
     """Loss of the last step, per loss token."""
     checkpoint_step: int | None = None
     """Newest step a restart would resume from."""
+    resumed_step: int | None = None
+    """Step that the generation went on from, 0: the beginning; None: it trains not yet."""
     history: History = History()
     """With the restarts in place of this attempt counted."""
     last_fault: FaultClass | None = None

@@ -166,6 +166,19 @@ def test_stages_go_by_records_where_the_operator_comes_late() -> None:
     assert found["firstStep"] == pytest.approx(2, abs=1.1)
 
 
+def test_the_first_step_is_counted_from_where_it_resumed_though_it_has_saved_since() -> None:
+    scene = running_job(attempt=2)
+    status = recovering(scene, opened_ago_s=30)
+    told = {"detect": 1.0, "decide": 0.0, "terminate": 2.0, "schedule": 3.0, "start": 1.0}
+    (incident,) = status.incidents
+    status = status.model_copy(
+        update={"incidents": [incident.model_copy(update={"seconds": told})]}
+    )
+    scene.beat(step=60, checkpoint_step=60, resumed_step=40, step_s=1)
+    # All ran at 6 s. The 20th step was made just now, at 30 s, so the first one at 11 s.
+    assert seconds(scene, status)["firstStep"] == pytest.approx(5, abs=1)
+
+
 def test_pods_that_live_on_make_no_negative_stage() -> None:
     scene = running_job(attempt=2)
     status = recovering(scene, opened_ago_s=5, action=A.RESTART_IN_PLACE)
@@ -183,8 +196,21 @@ def test_pods_that_live_on_make_no_negative_stage() -> None:
         ({"step": 41, "checkpoint_step": 40, "phase": "starting"}, False),
         ({"step": 41, "checkpoint_step": 40, "attempt": 1}, False),
         ({"step": 40, "checkpoint_step": 40, "phase": "done"}, True),
+        ({"step": 50, "checkpoint_step": 50, "resumed_step": 40}, True),
+        ({"step": 40, "checkpoint_step": 40, "resumed_step": 40}, False),
+        ({"step": 1, "checkpoint_step": None, "resumed_step": 0}, True),
     ],
-    ids=["beyond", "at-the-restart-point", "no-checkpoint", "starting", "older", "nothing-left"],
+    ids=[
+        "beyond",
+        "at-the-restart-point",
+        "no-checkpoint",
+        "starting",
+        "older",
+        "nothing-left",
+        "saved-since",
+        "none-since-it-resumed",
+        "begun-anew",
+    ],
 )
 def test_the_first_step_is_one_beyond_the_restart_point(
     beat: dict[str, object], is_first: bool

@@ -82,6 +82,19 @@ def test_a_restart_in_place_is_the_next_generation_at_once(folder: Folder) -> No
     assert (folder.read(1, before).phase, folder.read(1, before).step) == ("training", 5)
 
 
+def test_it_tells_what_the_generation_went_on_from_whatever_was_saved_since(folder: Folder) -> None:
+    folder.progress("training", 3)
+    assert folder.read().resumed_step == 0
+    folder.event("checkpoint", step=4)
+    folder.event("restart", step=5, fault="OOM", action="RestartInPlace")
+    assert folder.read().resumed_step is None
+    folder.event("resumed", step=4, generation=1)
+    folder.progress("training", 9, generation=1)
+    folder.event("checkpoint", step=8, generation=1)
+    beat = folder.read()
+    assert (beat.checkpoint_step, beat.resumed_step) == (8, 4)
+
+
 def test_a_restart_that_the_operator_does_is_its_to_count(folder: Folder) -> None:
     folder.progress("training", 7)
     folder.event("fault", step=7, fault="OOM", action="ReplacePod")

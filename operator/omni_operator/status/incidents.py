@@ -150,7 +150,9 @@ def _first_step_s(observed: Observed, *, after: tuple[int, int]) -> float | None
     beat = progress.heartbeat
     if beat.phase == "starting" or (beat.attempt, beat.generation) <= after:
         return None
-    made = beat.step - (beat.checkpoint_step or 0)
+    # By a later look there may be newer checkpoints; older trainers tell of no other.
+    resumed = beat.checkpoint_step if beat.resumed_step is None else beat.resumed_step
+    made = beat.step - (resumed or 0)
     if made <= 0:
         return progress.step_since_s if beat.phase == "done" else None
     # Heartbeats come seconds apart: the steps made in between tell how long ago the first one was.

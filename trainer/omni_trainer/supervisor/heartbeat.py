@@ -68,6 +68,7 @@ class RunReader:
             else None,
             loss=self._recent[-1].loss if self._recent else None,
             checkpoint_step=self._checkpoint_step,
+            resumed_step=None if phase == "starting" else self._resumed_step(generation),
             history=history_of(in_place, initial),
             last_fault=None if last is None else last.fault or FaultClass.UNKNOWN,
             last_message="" if last is None else last.message,
@@ -85,6 +86,11 @@ class RunReader:
         oldest_s = self._clock() - _MINUTE_S
         while len(self._recent) > 1 and self._recent[0].time_s < oldest_s:
             self._recent.popleft()
+
+    def _resumed_step(self, generation: int) -> int:
+        """What a generation that trains went on from."""
+        of_it = (e for e in self._events if e.kind == "resumed" and e.generation == generation)
+        return max((event.step or 0 for event in of_it), default=0)
 
     def _read_progress(self) -> Progress | None:
         try:
