@@ -209,3 +209,10 @@ def test_what_lies_outside_is_drawn_at_the_edge() -> None:
 
 def test_attempts_take_turns_with_the_colours() -> None:
     assert [color_class(attempt) for attempt in (1, 2, 6, 7)] == ["a1", "a2", "a6", "a1"]
+
+
+def test_a_recovery_that_is_told_as_longer_than_it_was_is_drawn_in_full(record: Record) -> None:
+    results = [*summarize(record).faults]
+    results[0] = results[0].model_copy(update={"stages": {"firstStep": 400.0}})
+    picture = recoveries(windows_of(record), results)
+    assert "400 s</text>" in picture

@@ -163,8 +163,10 @@ def _table(windows: Sequence[Window], results: Sequence[FaultResult]) -> str:
     )
     return _section(
         "Faults",
-        "Expected is what the table says, seen what the job's status told. First step: of the "
-        "restart; recovered: the first step that had never been done before.",
+        "Expected is what the table says, seen what the job's status told. Detected: when its "
+        "incident says so; a restart in place is the supervisors' own, and the operator hears of "
+        "it with a later heartbeat. First step: of the restart; recovered: the first step that "
+        "had never been done before.",
         f'<div class="wide"><table>{head}{"".join(rows)}</table></div>',
     )
 

@@ -226,7 +226,7 @@ def _fault(
 
 def recoveries(windows: Sequence[Window], results: Sequence[FaultResult]) -> str:
     """A bar for each fault: from the injection through the stages of the recovery."""
-    longest_s = max((r.recover_s or 0 for r in results), default=0)
+    longest_s = max((_end_s(result) for result in results), default=0)
     left = 300
     scale = Scale(begin=0, end=max(longest_s, 1) * 1.02, left=left, right=_WIDTH - 190)
     parts: list[str] = []
@@ -248,7 +248,8 @@ def recoveries(windows: Sequence[Window], results: Sequence[FaultResult]) -> str
             x = scale(result.recover_s)
             parts.append(f'<circle class="recovered" cx="{x}" cy="{y + 9}" r="4.5"/>')
             lost = f", {result.lost_steps} steps again" if result.lost_steps else ""
-            parts.append(_text(x + 12, y + 9, f"{result.recover_s:.1f} s{lost}", "value"))
+            beyond = scale(_end_s(result)) + 12
+            parts.append(_text(beyond, y + 9, f"{result.recover_s:.1f} s{lost}", "value"))
     bottom = 10 + 30 * len(results)
     every_s = next((t for t in _TICKS_S if scale.end / t <= 10), _TICKS_S[-1])
     axis = []
@@ -257,6 +258,11 @@ def recoveries(windows: Sequence[Window], results: Sequence[FaultResult]) -> str
         axis.append(_line(x, 4, x, bottom, "grid"))
         axis.append(_text(x, bottom + 14, f"{at * every_s} s", "tick middle"))
     return _svg(bottom + 24, [*axis, *parts], "Seconds of each stage of each recovery")
+
+
+def _end_s(result: FaultResult) -> float:
+    """Where the bar of a fault ends, or its ring, if that is later."""
+    return max([result.recover_s or 0, *(end_s for _, _, end_s in _stages(result))])
 
 
 def _stages(result: FaultResult) -> Iterator[tuple[str, float, float]]:
