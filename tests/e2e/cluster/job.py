@@ -8,8 +8,8 @@ import yaml
 from tests.cluster.chart import ROOT
 
 DEMO: Final = ROOT / "manifests" / "examples" / "demo.yaml"
-NUM_STEPS: Final = 160
-"""Enough that the last fault strikes before the end."""
+NUM_STEPS: Final = 200
+"""The last fault strikes before the end where a step takes a second, as on two cores."""
 SAVE_EVERY: Final = 10
 
 _STEP_TOKENS: Final = 16 * 512
