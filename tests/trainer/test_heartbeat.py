@@ -95,6 +95,26 @@ def test_it_tells_what_the_generation_went_on_from_whatever_was_saved_since(fold
     assert (beat.checkpoint_step, beat.resumed_step) == (8, 4)
 
 
+def test_a_generation_that_begins_while_it_is_looked_at_is_not_taken_for_one_from_step_0(
+    tmp_path: Path,
+) -> None:
+    folder = Folder(tmp_path)
+
+    def begin() -> float:
+        """The clock is read once the events are."""
+        folder.event("resumed", step=40)
+        folder.progress("training", 40)
+        return NOW_S
+
+    folder.progress("restoring", 0)
+    folder.reader = RunReader(tmp_path, clock=begin)
+    beats = [folder.read(), folder.read()]
+    assert [(beat.phase, beat.resumed_step) for beat in beats] == [
+        ("starting", None),
+        ("training", 40),
+    ]
+
+
 def test_a_restart_that_the_operator_does_is_its_to_count(folder: Folder) -> None:
     folder.progress("training", 7)
     folder.event("fault", step=7, fault="OOM", action="ReplacePod")

@@ -40,12 +40,12 @@ class RunReader:
 
     def read(self, attempt: int, initial: History) -> JobHeartbeat:
         """The state of an attempt. `initial`: the restarts before it."""
+        progress = self._read_progress()  # before the events, of which it is a consequence
         self._follow(attempt)
         in_place = [e for e in self._events if e.action is RestartAction.RESTART_IN_PLACE]
         restarts = [e for e in in_place if e.kind == "restart"]
         faults = [e for e in in_place if e.kind == "fault"]
         last = faults[-1] if restarts and faults else None
-        progress = self._read_progress()
         generation = max((e.generation + 1 for e in restarts), default=0)
         phase: Literal["starting", "training", "saving", "done"] = "starting"
         step = self._checkpoint_step or 0
