@@ -19,7 +19,9 @@ from omni_operator.watch.watches import Watches
 WATCHED: Final = (JOB, POD, NODE)
 
 _LOG: Final = logging.getLogger(__name__)
-_NUM_WORKERS: Final = 16
+_NUM_WORKERS: Final = 8
+"""Jobs looked at at once. They share one core: with more of them each takes longer, and none is
+placed before the first ones could be."""
 _TICK_S: Final = 1.0
 _DRAIN_S: Final = 10.0
 
