@@ -20,8 +20,8 @@ WATCHED: Final = (JOB, POD, NODE)
 
 _LOG: Final = logging.getLogger(__name__)
 _NUM_WORKERS: Final = 8
-"""Jobs looked at at once. They share one core: with more of them each takes longer, and none is
-placed before the first ones could be."""
+"""Jobs looked at at once. They share one core: with more of them each takes longer, and the first
+ones are placed later."""
 _TICK_S: Final = 1.0
 _DRAIN_S: Final = 10.0
 
