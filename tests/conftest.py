@@ -1,6 +1,7 @@
-"""One S3 server for the whole test run, started when the first test needs it."""
+"""One S3 server for the whole test run, started when the first test needs it; and Ctrl-C for all."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -10,6 +11,10 @@ import pytest
 from omni_cli.local_s3 import LocalS3
 from omni_contract.spec_data import StorageSpec
 from omni_dataloader.store import Store
+
+
+# A shell's background jobs are started deaf to it, and so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -133,12 +135,22 @@ def test_a_stored_log_is_followed_for_as_long_as_somebody_waits(kubectl: FakeKub
     assert call[-1] == "--follow"
 
 
+@contextmanager
+def running(kubectl: FakeKubectl, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The plugin as a process that does not outlive its test."""
+    command = [sys.executable, "-m", "omni_cli.job", *arguments]
+    environ = os.environ | kubectl.environ
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_who_follows_is_told_of_an_outage_at_once(kubectl: FakeKubectl) -> None:
     kubectl.serve(a_job(status=running_status()), *PODS)
     kubectl.notify(f"a line of a library\n{NOTICE}the store is away")
-    command = [sys.executable, "-m", "omni_cli.job", "logs", "--rank=1", "-f"]
-    environ = os.environ | kubectl.environ
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+    with running(kubectl, "logs", "--rank=1", "-f") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"{NOTICE}the store is away\n"
         process.send_signal(signal.SIGINT)
@@ -237,8 +249,7 @@ def test_a_pod_that_cannot_start_is_given_up_with_its_reason(
 def test_the_pod_goes_when_the_user_does(kubectl: FakeKubectl) -> None:
     kubectl.serve(a_job(status=running_status()), log_reader_map())
     kubectl.start_pods_as({"phase": "Pending"})
-    command = [sys.executable, "-m", "omni_cli.job", "logs"]
-    with subprocess.Popen(command, env=os.environ | kubectl.environ) as process:
+    with running(kubectl, "logs") as process:
         deadline = time.monotonic() + 30
         while "create" not in verbs(kubectl) or verbs(kubectl)[-1] != "create":
             assert time.monotonic() < deadline
