@@ -1,4 +1,4 @@
-"""One S3 server for the whole test run, started when the first test needs it; and Ctrl-C for all."""
+"""One S3 server for the whole test run, started when the first test needs it, and Ctrl-C."""
 
 import os
 import signal
@@ -11,10 +11,6 @@ import pytest
 from omni_cli.local_s3 import LocalS3
 from omni_contract.spec_data import StorageSpec
 from omni_dataloader.store import Store
-
-
-# A shell's background jobs are started deaf to it, and so would be all that tests start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +40,9 @@ def s3(_store: Store, s3_env: dict[str, str]) -> Store:
     """A store found by the AWS chain alone; opened once, as a client takes long to make."""
     return _store
 
+
+# A shell's background jobs are started deaf to it, and so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _BUCKET = "tests"  # one for all: each bucket would take a volume of the server
 _folders = iter(range(10**6))
