@@ -2,6 +2,7 @@
 calls nothing but the view."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import itertools
@@ -149,7 +150,8 @@ class Operator:
         except (ApiError, LeaseLost):
             raise
         except Exception:
-            await self._check_served()
+            with contextlib.suppress(ApiError):  # else it would hide what ended us
+                await self._check_served()
             raise
         else:
             await leader.drain()

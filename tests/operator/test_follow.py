@@ -165,3 +165,16 @@ def test_a_refusal_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> 
         follow(story)
     (told,) = [record.getMessage() for record in caplog.records]
     assert "403" in told
+
+
+def test_trouble_of_the_api_server_is_told_and_listed_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(world: World) -> None:
+        world.say("ERROR", {"kind": "Status", "code": 500, "message": "etcd has no leader"})
+        world.server.say(None)
+        await world.until(lambda: world.listings == 2)
+
+    with caplog.at_level(logging.WARNING):
+        follow(story)
+    assert "etcd has no leader" in caplog.text

@@ -19,6 +19,7 @@ from omni_operator.watch.watches import LONGEST_SILENCE_S
 
 _LOG: Final = logging.getLogger(__name__)
 _PAGE: Final = 500
+_PAGE_S: Final = 60.0
 _SERVER_S: Final = 300
 """After which the API server ends a watch."""
 _CONNECT_S: Final = 30.0
@@ -31,6 +32,10 @@ _EVENTS: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 class _Expired(Exception):
     """Versions as old as the one asked for are forgotten: all has to be listed anew."""
+
+
+class _Trouble(Exception):
+    """The API server ends a watch because of a difficulty of its own."""
 
 
 class Follower:
@@ -62,11 +67,13 @@ class Follower:
             try:
                 if self._version is None:
                     self._version = await self._list()
-                await self._watch()
-                failure = ""
+                async for event, raw in self._watch():
+                    failure = ""
+                    if event in _EVENTS:
+                        self._see(cast(Literal["ADDED", "MODIFIED", "DELETED"], event), raw)
             except _Expired:
                 self._version = None
-            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            except (aiohttp.ClientError, TimeoutError, OSError, _Trouble) as exc:
                 wait_s, said = self._pause_s, f"{type(exc).__name__}: {exc}"
                 if said != failure:
                     _LOG.warning("A watch has to wait. kind=%s error=%s", self._kind.plural, said)
@@ -76,15 +83,17 @@ class Follower:
     async def _list(self) -> str:
         """Have all objects listed, and return the version at which they were."""
         query = {"limit": str(_PAGE)}
+        timeout = aiohttp.ClientTimeout(total=_PAGE_S)
         while True:
-            async with self._session.get(self._url, params=query) as response:
+            async with self._session.get(self._url, params=query, timeout=timeout) as response:
                 _check(response)
                 meta = (await response.json())["metadata"]
             if not (token := meta.get("continue")):
                 return str(meta["resourceVersion"])
             query["continue"] = token
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> AsyncIterator[tuple[str, Raw]]:
+        """What is said from the newest version on, bookmarks too, until the API server ends it."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -98,10 +107,12 @@ class Follower:
             async for said in _lines(response):
                 raw, event = said["object"], said["type"]
                 if event == "ERROR":
-                    raise _Expired  # for whatever reason, a listing mends it
+                    if raw.get("code") == _GONE:
+                        raise _Expired
+                    self._version = None  # what was missed, a listing brings
+                    raise _Trouble(raw.get("message") or raw)
                 self._version = raw["metadata"]["resourceVersion"]
-                if event in _EVENTS:
-                    self._see(cast(Literal["ADDED", "MODIFIED", "DELETED"], event), raw)
+                yield event, raw
 
 
 def _check(response: aiohttp.ClientResponse) -> None:
