@@ -4,6 +4,7 @@ A store belongs to the process that opened it. obstore starts threads, so other 
 spawned, never forked, and open their own.
 """
 
+import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,8 @@ OUTAGE_S = 60.0
 
 _ATTEMPTS = 5  # botocore gives up on SlowDown after 2 by default
 _DELETE_BATCH = 1000  # most keys of one DeleteObjects request
+_SERVER_ERROR = re.compile("Server returned (error response|non-2xx status code: 5(?!01|07))")
+"""As obstore says it."""
 _NO_SPACE = ("no space left", "insufficient", "quota", "no free volumes", "no writable volumes")
 
 
@@ -372,10 +375,13 @@ class Store:
             )
         if status == 507 or any(words in text.lower() for words in _NO_SPACE):
             return StorageError(f"{uri}: {self.endpoint} has no space left ({text})")
-        if status >= 500:  # also while a server starts; SeaweedFS says no more of a full disk
+        # 501: it cannot do this, now or later. Of what obstore raises only the words tell.
+        if (status >= 500 and status != 501) or _SERVER_ERROR.search(text):
+            # So does one that starts; SeaweedFS says no more of a full disk.
+            said = code or status or "an error"
             return UnavailableError(
-                f"{uri}: {self.endpoint} answers {code or status} however often it is asked; does "
-                "it just start, or is the disk of the server full?"
+                f"{uri}: {self.endpoint} answers {said} however often it is asked; does it just "
+                "start, or is the disk of the server full?"
             )
         first_line = (text.strip() or type(exc).__name__).splitlines()[0]
         return StorageError(f"{uri}: {self.endpoint} refused: {first_line}")

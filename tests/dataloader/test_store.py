@@ -190,6 +190,23 @@ def test_a_server_in_trouble_is_an_outage_that_may_pass(status: int, code: str) 
             store.read_ranges("s3://b/a", [(0, 1)])
 
 
+def test_disks_that_are_away_are_an_outage_also_where_sizes_are_known() -> None:
+    with RefusingS3(status=503, code="ServiceUnavailable", size=100) as server:
+        spec = StorageSpec(endpoint=server.endpoint)
+        store = Store.open(spec, keys=("a", "b"), outage_s=0.5)
+        assert store.size("s3://b/a") == 100
+        with pytest.raises(UnavailableError, match="answers an error however often"):
+            store.read_ranges("s3://b/a", [(0, 1)])
+
+
+def test_what_a_server_cannot_do_is_no_outage() -> None:
+    with RefusingS3(status=501, code="NotImplemented") as server:
+        store = Store.open(StorageSpec(endpoint=server.endpoint), keys=("a", "b"))
+        with pytest.raises(StorageError, match="refused") as refused:
+            store.write("s3://b/a", b"1")
+    assert not isinstance(refused.value, UnavailableError)
+
+
 def test_a_full_server_is_no_outage() -> None:
     with RefusingS3(status=507, code="XMinioStorageFull") as server:
         store = Store.open(StorageSpec(endpoint=server.endpoint), keys=("a", "b"))

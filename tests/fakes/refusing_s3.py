@@ -7,9 +7,10 @@ from typing import Self
 
 
 class RefusingS3:
-    """Context manager around the server."""
+    """Context manager around the server. With `size` it only says how long objects are, as a server
+    whose disks are away."""
 
-    def __init__(self, *, status: int, code: str) -> None:
+    def __init__(self, *, status: int, code: str, size: int | None = None) -> None:
         body = f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
 
         class Handler(BaseHTTPRequestHandler):
@@ -21,7 +22,16 @@ class RefusingS3:
                 if self.command != "HEAD":
                     self.wfile.write(body)
 
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _refuse
+            def _head(self) -> None:
+                if size is None:
+                    self._refuse()
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(size))
+                self.end_headers()
+
+            do_GET = do_PUT = do_POST = do_DELETE = _refuse
+            do_HEAD = _head
 
             def log_message(self, *_: object) -> None:
                 """Say nothing."""
