@@ -1,5 +1,6 @@
 """The node of the rendezvous host and of rank 0 is cut off: wholly, or from the API alone."""
 
+import contextlib
 import json
 import signal
 import time
@@ -107,13 +108,11 @@ def _stop_in_save(play: Play, trainer: _Trainer) -> int:
     """Stop rank 0 in its next save, once all others have written their parts; the step saved."""
     until_s = time.monotonic() + 60
     while True:
-        try:
+        with contextlib.suppress(OSError, ValidationError):  # in the middle of a write
             progress = play.progress(trainer.pod, 0)
-        except (OSError, ValidationError):
-            continue  # caught in the middle of a write
-        if progress.phase == "saving":
-            trainer.rank.send_signal(signal.SIGSTOP)
-            break
+            if progress.phase == "saving":
+                trainer.rank.send_signal(signal.SIGSTOP)
+                break
         if time.monotonic() > until_s:
             raise RuntimeError("rank 0 did not save within 60 s")
         time.sleep(_LOOK_S)

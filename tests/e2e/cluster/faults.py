@@ -89,7 +89,9 @@ def kill_leader(play: Play) -> None:
     process.kill()
     killed_s = time.time()
     others = play.wait(
-        lambda: (now := _leader(play)) not in ("", leader) and now, "another leader", 90
+        lambda: (now := _leader(play)).partition("_")[0] not in ("", operator) and now,
+        "another leader",
+        90,
     )
     changed_s = time.time()
     play.wait_for_restart()

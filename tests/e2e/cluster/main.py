@@ -35,9 +35,12 @@ def main() -> int:
             f"--archives: {options.archives} has no *.tar; `make images ARCHIVE=...` makes some"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    out: Path = options.out
-    state = out / "state"
-    shutil.rmtree(state, ignore_errors=True)
+    out: Path = options.out.resolve()
+    state, logs = out / "state", out / "logs"
+    for old in (state, logs):
+        shutil.rmtree(old, ignore_errors=True)
+    for result in ("record.json", "summary.json", "timeline.html"):  # of another run
+        (out / result).unlink(missing_ok=True)
     state.mkdir(parents=True)
     # Everything below lies there, so that what is left can be told from what others leave.
     os.environ["TMPDIR"] = str(state)
@@ -47,9 +50,8 @@ def main() -> int:
     def say(line: str) -> None:
         print(f"{time.monotonic() - begin_s:6.0f} s  {line}", flush=True)
 
-    faults = [Fault(name) for name in options.only.split(",")] if options.only else list(FAULTS)
     try:
-        record = run(archives, faults, state=state, logs=out / "logs", say=say)
+        record = run(archives, options.only or list(FAULTS), state=state, logs=logs, say=say)
     except MissingRequirement as exc:
         sys.exit(str(exc))
     with contextlib.suppress(OSError):  # what is left in it, the record tells
@@ -73,6 +75,13 @@ def conclude(record: Record, out: Path) -> int:
     return 1 if summary.breaches else 0
 
 
+def _faults(names: str) -> list[Fault]:
+    try:
+        return [Fault(name) for name in names.split(",")]
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{exc}; the faults are {', '.join(FAULTS)}") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster.main", description=__doc__)
     parser.add_argument(
@@ -81,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write to")
     parser.add_argument(
         "--only",
+        type=_faults,
         metavar="FAULT,...",
         help=f"try some faults, and judge nothing: {', '.join(FAULTS)}",
     )

@@ -1,6 +1,7 @@
 """One run of `make e2e`, from an empty machine to an empty machine, and the record of it."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import yaml
 
 from omni_contract.names import PLURAL
 from tests.cluster.api import wait_for
-from tests.cluster.real.requirements import MissingRequirement
+from tests.cluster.real.requirements import require
 from tests.cluster.real.traces import traces
 from tests.e2e.cluster.checks import check_pod_security
 from tests.e2e.cluster.faults import FAULTS
@@ -73,6 +74,7 @@ def run(
 
     Raises MissingRequirement where this machine cannot have such a cluster.
     """
+    require(state, user_id=os.geteuid())
     notes = _Notes()
     before = traces(state)
     try:
@@ -81,8 +83,6 @@ def run(
             say(f"The stage is set: {', '.join(stage.real.nodes)}")
             with _logs_kept(stage, logs):
                 _act(stage, notes, faults, say)
-    except MissingRequirement:
-        raise
     except (Exception, KeyboardInterrupt) as exc:
         notes.error = f"{type(exc).__name__}: {exc}"
         say(f"Broken off. {notes.error}")
@@ -115,7 +115,8 @@ def _act(stage: Stage, notes: _Notes, faults: Sequence[Fault], say: Say) -> None
         finally:
             notes.ended_s = time.time()
             notes.facts["job_s"] = notes.ended_s - notes.began_s
-            notes.events = _events(stage)
+            with contextlib.suppress(Exception):  # what broke the run off matters more
+                notes.events = _events(stage)
 
 
 def _train_undisturbed(stage: Stage, say: Say) -> list[Steps]:
