@@ -109,9 +109,8 @@ class Operator:
         try:
             if await self._cluster.serves(kind):
                 return True
-            way_out = _SERVED_BY.get(kind, "it is no Kubernetes")
             said = "The API server does not serve this kind yet: %s. kind=%s"
-            _LOG.warning(said, way_out, f"{kind.kind}.{kind.api_version}")
+            _LOG.warning(said, _way_out(kind), f"{kind.kind}.{kind.api_version}")
         except ApiUnavailable as exc:
             _LOG.warning("The API server does not answer. error=%s", exc)
         return False
@@ -120,9 +119,8 @@ class Operator:
         """Raises SetupError where somebody took away a kind that is watched, which ends kopf."""
         for kind in self._watched:
             if not await self._cluster.serves(kind):
-                way_out = _SERVED_BY.get(kind, "it is no Kubernetes")
                 name = f"{kind.kind}.{kind.api_version}"
-                raise SetupError(f"the API server does not serve {name} any more: {way_out}")
+                raise SetupError(f"the API server does not serve {name} any more: {_way_out(kind)}")
 
     async def _lead(self) -> int:
         leader = self._leader = self._make_leader()
@@ -261,6 +259,11 @@ class Operator:
             text=self._telemetry.exposition(),
             content_type="text/plain; version=0.0.4; charset=utf-8",
         )
+
+
+def _way_out(kind: Kind) -> str:
+    """What to do where the API server does not serve a kind."""
+    return _SERVED_BY.get(kind, "it is no Kubernetes")
 
 
 class _NoDiffs(kopf.DiffBaseStorage):

@@ -199,18 +199,16 @@ def test_disks_that_are_away_are_an_outage_also_where_sizes_are_known() -> None:
             store.read_ranges("s3://b/a", [(0, 1)])
 
 
-def test_what_a_server_cannot_do_is_no_outage() -> None:
-    with RefusingS3(status=501, code="NotImplemented") as server:
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [(501, "NotImplemented", "refused"), (507, "XMinioStorageFull", "has no space left")],
+)
+def test_what_a_server_cannot_do_and_a_full_one_are_no_outage(
+    status: int, code: str, says: str
+) -> None:
+    with RefusingS3(status=status, code=code) as server:
         store = Store.open(StorageSpec(endpoint=server.endpoint), keys=("a", "b"))
-        with pytest.raises(StorageError, match="refused") as refused:
-            store.write("s3://b/a", b"1")
-    assert not isinstance(refused.value, UnavailableError)
-
-
-def test_a_full_server_is_no_outage() -> None:
-    with RefusingS3(status=507, code="XMinioStorageFull") as server:
-        store = Store.open(StorageSpec(endpoint=server.endpoint), keys=("a", "b"))
-        with pytest.raises(StorageError, match="has no space left") as refused:
+        with pytest.raises(StorageError, match=says) as refused:
             store.write("s3://b/a", b"1")
     assert not isinstance(refused.value, UnavailableError)
 

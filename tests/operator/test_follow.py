@@ -129,6 +129,7 @@ def test_a_forgotten_version_is_listed_anew(told: str) -> None:
         await world.until(lambda: world.watched_from[-1] == LISTED_AT)
         world.say("MODIFIED", at(99))
         await world.until(lambda: world.seen)
+        assert world.seen == [("MODIFIED", "a")]
 
     follow(story)
 
